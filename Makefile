@@ -1,0 +1,41 @@
+PYTHON ?= python3
+BIN    := .venv/bin
+# The one list of what to install: the `pip:` lines of environment.yml.
+PIP_LINES = $(shell sed -n '/- pip:$$/,$$ s/^      - //p' environment.yml)
+
+.PHONY: help env lab test notebooks figures gpu bench
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
+
+env: .venv/installed  ## create .venv and install the course with its pins (the first step of all others)
+
+.venv/installed: environment.yml constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "The course needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true). Install one, or name it: make lab PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	  || { echo "'$(PYTHON)' has no venv module. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_LINES)
+	@touch $@
+
+lab: env  ## open the course in JupyterLab
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+test: env  ## lint, every test, and every cell of every notebook
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/python -m pytest tests --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg notebooks
+
+notebooks: env  ## run every notebook, store its outputs, make its JSON canonical
+	$(BIN)/python tools/notebooks.py notebooks/*.ipynb
+
+figures: env  ## draw figures/*.svg again
+	$(BIN)/python -m course.draw
+
+bench: env  ## how long a slider move takes
+	$(BIN)/python -m course.explore
+
+gpu:  ## on a machine with a CUDA GPU: test the kernels there and record the measurements
+	$(PYTHON) -m pytest tests/gpu
+	$(PYTHON) -m course.records
