@@ -1,0 +1,340 @@
+"""FLOPs and bytes of an operation, counted, never timed.
+
+A `Cost` says how much arithmetic an operation does and how many bytes it moves between main memory
+(HBM) and the chip. One fused multiply-add is 2 FLOP; bytes are what the algorithm asks of memory,
+before any cache. Whether a cache serves some of them is a question for measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from operator import index
+
+STATISTIC_BYTES = 4  # lse and delta, one FP32 number a row each
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs, bytes read and bytes written. Costs add: `a + b`, `sum([a, b])`, `3 * a`."""
+
+    flops: int = 0
+    read: int = 0
+    written: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved, both ways."""
+        return self.read + self.written
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOP per byte moved."""
+        if self.bytes == 0:
+            raise ValueError("This cost moves no bytes, so it has no arithmetic intensity.")
+        return self.flops / self.bytes
+
+    def __add__(self, other: Cost) -> Cost:
+        """Both, one after the other."""
+        if other == 0:  # sum() starts at 0
+            return self
+        if not isinstance(other, Cost):
+            return NotImplemented
+        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
+
+    __radd__ = __add__
+
+    def __rmul__(self, times: int) -> Cost:
+        """The same, `times` over."""
+        return Cost(times * self.flops, times * self.read, times * self.written)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One element-wise operation of a chain: it takes the running tensor and gives it back changed.
+
+    `reads` and `writes` count further full-size tensors, such as a residual or a stored mask.
+    """
+
+    name: str = "op"
+    flops: int = 1  # an element
+    reads: int = 0
+    writes: int = 0
+
+
+OPS: dict[str, Op] = {
+    op.name: op
+    for op in (
+        Op("bias", 1),  # the bias vector itself is one row, and is not counted
+        Op("relu", 1),
+        Op("gelu", 9),  # ½x(1 + tanh(√(2/π)(x + 0.044715x³)))
+        Op("scale", 1),
+        Op("dropout", 2),  # compare, multiply; the mask comes from a seed
+        Op("stored dropout", 2, writes=1),  # the mask is written for the backward pass
+        Op("residual", 1, reads=1),  # a second tensor
+    )
+}
+"""Operations that `chain` knows by name."""
+
+
+def _count(**sizes: int) -> None:
+    """Refuse what is no size, in one line."""
+    for name, size in sizes.items():
+        try:
+            good = index(size) >= 0
+        except TypeError:
+            good = False
+        if not good:
+            raise ValueError(f"{name} must be a whole number, 0 or more, and is {size!r}.")
+
+
+def elementwise(
+    n: int, *, inputs: int = 1, outputs: int = 1, flops_per_element: int = 1, itemsize: int = 2
+) -> Cost:
+    """One kernel over n elements: each input read once, each output written once."""
+    _count(n=n, inputs=inputs, outputs=outputs, flops_per_element=flops_per_element)
+    return Cost(n * flops_per_element, n * inputs * itemsize, n * outputs * itemsize)
+
+
+def chain(ops: Iterable[str | Op], n: int, *, fused: bool, itemsize: int = 2) -> Cost:
+    """Element-wise operations one after the other on n elements, as one kernel or as one each.
+
+    `ops` are names of `OPS` or `Op`s. This is the *exact* count: the residual is a second tensor, a
+    stored mask is written. The simple count of many texts (one tensor in, one out, whatever the
+    operation) is the count of plain `Op()`s: `chain([Op()] * 4, n, fused=False)` moves 16n bytes.
+    """
+    ops = [_known(op) for op in ops]
+    if not ops:
+        raise ValueError("A chain needs at least one operation.")
+    separate = [
+        elementwise(n, inputs=1 + op.reads, outputs=1 + op.writes, flops_per_element=op.flops,
+                    itemsize=itemsize)
+        for op in ops
+    ]  # fmt: skip
+    total = sum(separate, Cost())
+    if not fused:
+        return total
+    # Fused, the running tensor stays on the chip: each hand-over saves one write and one read.
+    saved = (len(ops) - 1) * n * itemsize
+    return Cost(total.flops, total.read - saved, total.written - saved)
+
+
+def _known(op: str | Op) -> Op:
+    if isinstance(op, Op):
+        return op
+    if op not in OPS:
+        raise ValueError(f"No operation is called {op!r}. Known: {', '.join(OPS)}; or give an Op.")
+    return OPS[op]
+
+
+def matmul(m: int, n: int, k: int, *, itemsize: int = 2) -> Cost:
+    """C = A·B with A (m, k), B (k, n): 2mnk FLOP; A and B read once, C written once."""
+    _count(m=m, n=n, k=k)
+    return Cost(2 * m * n * k, (m * k + k * n) * itemsize, m * n * itemsize)
+
+
+def visible_pairs(n: int, n_kv: int, causal: bool) -> int:
+    """(query, key) pairs that attention looks at. Causal aligns bottom-right: j ≤ i + (n_kv − n)."""
+    if not causal:
+        return n * n_kv
+    rows = min(n, n_kv)  # the last rows, which see n_kv − rows + 1 … n_kv keys; earlier ones none
+    return rows * (n_kv - rows) + rows * (rows + 1) // 2
+
+
+def attention(
+    n: int,
+    d: int,
+    *,
+    flow: str,
+    n_kv: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    causal: bool = False,
+    backward: bool = False,
+    itemsize: int = 2,
+    block_q: int | None = None,
+    block_kv: int | None = None,
+) -> Cost:
+    """Attention, or its backward pass alone, for n queries and n_kv keys of width d.
+
+    flow:
+      "naive"  a kernel for each step. Forward: S, softmax, PV, so four passes over an N×N matrix.
+               Backward, with P stored: seven passes (P, dP, dS between five kernels).
+      "flash"  the ideal fused kernel: each operand crosses the boundary once.
+      "tiled"  what `course.attention.flash` and `flash_backward` ask of memory with these block
+               sizes: K and V are read again for every Q block. Equal to their counted bytes.
+
+    FLOPs are those of the matrix products, over the pairs that are visible: forward 4d a pair.
+    Backward: naive 8d; flash 10d, since S is computed again; tiled 14d, since it runs in two
+    kernels and S and dP are needed in both. The forward pass counts no lse (inference keeps none);
+    the backward pass reads lse and delta, 4 bytes each a row.
+    """
+    n_kv = n if n_kv is None else n_kv
+    kv_heads = heads if kv_heads is None else kv_heads
+    _count(n=n, d=d, n_kv=n_kv, heads=heads, kv_heads=kv_heads, batch=batch)
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}).")
+    if flow not in _FLOWS:
+        raise ValueError(f"flow is {flow!r}; it must be one of {', '.join(_FLOWS)}.")
+    if flow != "tiled" and (block_q, block_kv) != (None, None):
+        raise ValueError(f"Only flow='tiled' has block sizes, and this is flow={flow!r}.")
+    block_q, block_kv = (64 if block is None else block for block in (block_q, block_kv))
+    if min(block_q, block_kv) < 1:
+        raise ValueError(f"Blocks need at least one row, and are {block_q} and {block_kv}.")
+    shape = _Shape(n, n_kv, d, heads, kv_heads, causal, itemsize, block_q, block_kv)
+    products, count = _FLOWS[flow][backward]
+    read, written = count(shape)
+    flops = products * 2 * d * heads * visible_pairs(n, n_kv, causal)
+    return batch * Cost(flops, read, written)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    n: int
+    n_kv: int
+    d: int
+    heads: int
+    kv_heads: int
+    causal: bool
+    itemsize: int
+    block_q: int
+    block_kv: int
+
+    @property
+    def q(self) -> int:  # bytes of Q, O, dQ or dO
+        return self.heads * self.n * self.d * self.itemsize
+
+    @property
+    def k(self) -> int:  # bytes of K, V, dK or dV
+        return self.kv_heads * self.n_kv * self.d * self.itemsize
+
+    @property
+    def s(self) -> int:  # bytes of S, P, dP or dS
+        return self.heads * self.n * self.n_kv * self.itemsize
+
+    @property
+    def statistic(self) -> int:  # bytes of lse or delta
+        return self.heads * self.n * STATISTIC_BYTES
+
+    def keys_read(self) -> int:
+        """Key rows that one head loads while every Q block walks over the K blocks it can see."""
+        total = 0
+        for start in range(0, self.n, self.block_q):
+            last_query = min(start + self.block_q, self.n) - 1
+            seen = last_query + 1 + self.n_kv - self.n if self.causal else self.n_kv
+            blocks = ceil(max(seen, 0) / self.block_kv)
+            total += min(blocks * self.block_kv, self.n_kv)
+        return total
+
+    def queries_read(self) -> int:
+        """Query rows that one head loads while every K block walks over the Q blocks that see it."""
+        total = 0
+        for start in range(0, self.n_kv, self.block_kv):
+            first = max(start - (self.n_kv - self.n), 0) if self.causal else 0
+            total += max(self.n - first // self.block_q * self.block_q, 0)
+        return total
+
+
+def _naive(x):  # S = QKᵀ · P = softmax(S) · O = PV
+    return (x.q + x.k) + x.s + (x.s + x.k), x.s + x.s + x.q
+
+
+def _naive_backward(x):  # dV = PᵀdO · dP = dOVᵀ · dS = P∘(dP − D) · dQ = dS K · dK = dSᵀQ
+    read = (x.s + x.q) + (x.q + x.k) + 2 * x.s + (x.s + x.k) + (x.s + x.q)
+    return read, x.k + x.s + x.s + x.q + x.k
+
+
+def _flash(x):
+    return x.q + 2 * x.k, x.q
+
+
+def _flash_backward(x):  # reads Q, K, V, O, dO and lse
+    return 3 * x.q + 2 * x.k + x.statistic, x.q + 2 * x.k
+
+
+def _tiled(x):
+    return x.q + 2 * x.heads * x.keys_read() * x.d * x.itemsize, x.q
+
+
+def _tiled_backward(x):
+    row, statistics = x.d * x.itemsize, 2 * STATISTIC_BYTES
+    delta = 2 * x.q, x.statistic  # D = rowsum(dO ∘ O)
+    columns = 2 * x.k + x.heads * x.queries_read() * (2 * row + statistics), 2 * x.k  # dK, dV
+    rows = 2 * x.q + 2 * x.statistic + 2 * x.heads * x.keys_read() * row, x.q  # dQ
+    return tuple(map(sum, zip(delta, columns, rows, strict=True)))
+
+
+# flow: (matrix products, bytes read and written) forward, then backward
+_FLOWS = {
+    "naive": ((2, _naive), (4, _naive_backward)),
+    "flash": ((2, _flash), (5, _flash_backward)),
+    "tiled": ((2, _tiled), (7, _tiled_backward)),
+}
+
+
+def tile_bytes(block_q: int, block_kv: int, d: int, *, itemsize: int = 2) -> int:
+    """Shared memory that one Q tile, one K tile and one V tile take."""
+    _count(block_q=block_q, block_kv=block_kv, d=d)
+    return (block_q + 2 * block_kv) * d * itemsize
+
+
+def paper_tiles(sram_bytes: int, d: int, *, itemsize: int = 2) -> tuple[int, int]:
+    """(block_q, block_kv) of the FlashAttention paper (arXiv:2205.14135, algorithm 1).
+
+    B_c = ⌈M/4d⌉ and B_r = min(B_c, d), where M counts *elements*, not bytes.
+    """
+    if d < 1:
+        raise ValueError(f"d must be 1 or more, and is {d}.")
+    block_kv = ceil(sram_bytes // itemsize / (4 * d))
+    return min(block_kv, d), block_kv
+
+
+def kv_cache_bytes(
+    *,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    tokens: int = 1,
+    batch: int = 1,
+    itemsize: int = 2,
+    window: int | None = None,
+) -> int:
+    """Bytes of K and V kept for `tokens` of each of `batch` sequences.
+
+    head_dim is the model's own figure: hidden size / heads is wrong for some models. With a sliding
+    window only the last `window` tokens are kept; add two calls for a model that mixes layers.
+    Latent attention (MLA) keeps no K and V: see `latent_cache_bytes`.
+    """
+    _count(layers=layers, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, batch=batch)
+    kept = tokens if window is None else min(tokens, window)
+    return 2 * layers * kv_heads * head_dim * kept * batch * itemsize
+
+
+def latent_cache_bytes(
+    *, layers: int, latent_dim: int, rope_dim: int, tokens: int = 1, batch: int = 1, itemsize: int = 2
+) -> int:  # fmt: skip
+    """Bytes that multi-head latent attention keeps: one shared latent and one rotary key a token."""
+    _count(layers=layers, latent_dim=latent_dim, rope_dim=rope_dim, tokens=tokens, batch=batch)
+    return layers * (latent_dim + rope_dim) * tokens * batch * itemsize
+
+
+def decode_step(
+    *,
+    weight_bytes: int,
+    kv_bytes: int = 0,
+    batch: int = 1,
+    itemsize: float = 2,
+    kv_itemsize: int = 2,
+    queries_per_kv_head: int = 1,
+) -> Cost:
+    """One token for each of `batch` sequences: the weights read once, each sequence's K and V read.
+
+    kv_bytes is the cache of *one* sequence. itemsize is bytes a weight (0.5 for 4 bits). Each weight
+    is used in one multiply-add a sequence; each cached number in one for every query head on it.
+    """
+    _count(weight_bytes=weight_bytes, kv_bytes=kv_bytes, batch=batch)
+    flops = 2 * batch * int(weight_bytes / itemsize)
+    flops += 2 * batch * queries_per_kv_head * (kv_bytes // kv_itemsize)
+    return Cost(flops, weight_bytes + batch * kv_bytes, 0)

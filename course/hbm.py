@@ -1,0 +1,47 @@
+"""A counted memory: run the NumPy algorithm on it and read off the bytes it moved.
+
+The arrays stay ordinary arrays. What an algorithm takes from main memory it takes through `load`,
+and what it gives back goes through `store`; in between it works on tiles, which stand for the
+memory on the chip. `itemsize` is the size the elements would have on a GPU, whatever the arrays
+have here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+
+class Hbm:
+    """Counts the bytes that cross the boundary, by the name of the tensor they belong to."""
+
+    def __init__(self, itemsize: int = 2):
+        self.itemsize = itemsize
+        self.read_by_name: Counter[str] = Counter()
+        self.written_by_name: Counter[str] = Counter()
+
+    def load(self, name: str, tile: np.ndarray, *, times: int = 1, itemsize: int = 0) -> np.ndarray:
+        """Bring a tile onto the chip; `times` where several programs load the same one."""
+        self.read_by_name[name] += tile.size * times * (itemsize or self.itemsize)
+        return tile
+
+    def store(self, name: str, tile: np.ndarray, value: np.ndarray, *, itemsize: int = 0) -> None:
+        """Write a value over a tile of main memory."""
+        self.written_by_name[name] += tile.size * (itemsize or self.itemsize)
+        tile[...] = value
+
+    @property
+    def read(self) -> int:
+        """Bytes read from main memory."""
+        return self.read_by_name.total()
+
+    @property
+    def written(self) -> int:
+        """Bytes written to main memory."""
+        return self.written_by_name.total()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved, both ways."""
+        return self.read + self.written

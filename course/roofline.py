@@ -1,0 +1,65 @@
+"""Ridge, attainable rate, time and bound of a cost on a machine.
+
+The roofline model (Williams, Waterman and Patterson, 2009): an operation takes at least the longer
+of bytes / bandwidth and FLOPs / peak. It leaves out overhead, such as the launch of a kernel.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from course.cost import Cost
+from course.hardware import Gpu
+
+
+def ridge(gpu: Gpu, dtype: str = "fp16") -> float:
+    """The intensity, in FLOP/byte, at which memory and arithmetic take equally long."""
+    return gpu.peak_for(dtype) / gpu.bandwidth
+
+
+def attainable(intensity: float, gpu: Gpu, dtype: str = "fp16") -> float:
+    """The highest rate, in FLOP/s, that this intensity allows: min(peak, intensity × bandwidth)."""
+    if not intensity >= 0:
+        raise ValueError(f"Arithmetic intensity must be 0 or more, and is {intensity!r}.")
+    return min(gpu.peak_for(dtype), intensity * gpu.bandwidth)
+
+
+def memory_time(cost: Cost, gpu: Gpu) -> float:
+    """Seconds to move the bytes at full bandwidth."""
+    return cost.bytes / gpu.bandwidth
+
+
+def compute_time(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> float:
+    """Seconds to do the arithmetic at the dense peak."""
+    return cost.flops / gpu.peak_for(dtype)
+
+
+def time(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> float:
+    """Seconds at the least: the longer of moving the bytes and doing the arithmetic."""
+    return max(memory_time(cost, gpu), compute_time(cost, gpu, dtype))
+
+
+def bound(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> str:
+    """What the time is spent on: "memory" or "compute" (at the ridge itself: "compute")."""
+    return "memory" if memory_time(cost, gpu) > compute_time(cost, gpu, dtype) else "compute"
+
+
+def utilisation(rate: float, gpu: Gpu, dtype: str = "fp16") -> float:
+    """A measured rate in FLOP/s as a fraction of the dense peak (MFU, for a whole model)."""
+    return _fraction(rate, gpu.peak_for(dtype), "FLOP/s", f"{gpu.name}'s dense {dtype} peak")
+
+
+def bandwidth_utilisation(rate: float, gpu: Gpu) -> float:
+    """A measured rate in bytes/s as a fraction of the memory bandwidth."""
+    return _fraction(rate, gpu.bandwidth, "bytes/s", f"{gpu.name}'s memory bandwidth")
+
+
+def _fraction(rate: float, peak: float, unit: str, name: str) -> float:
+    if not (isfinite(rate) and rate >= 0):
+        raise ValueError(f"A rate must be finite and 0 or more, and is {rate!r} {unit}.")
+    if rate > peak:
+        raise ValueError(
+            f"{rate:.4g} {unit} is {rate / peak:.0%} of {name}, {peak:.4g} {unit}. "
+            "Check the timing (was the GPU synchronised?), the count and the units."
+        )
+    return rate / peak
