@@ -18,6 +18,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 
@@ -176,13 +177,14 @@ def peak_memory(fn, *, device="cpu") -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def dram_bytes(target, argument_lists, *, cold=True, timeout=240) -> list[list[dict]]:
+def dram_bytes(target, argument_lists, *, cold=False, timeout=240) -> list[list[dict]]:
     """Bytes each kernel really read from and wrote to DRAM, by hardware counter (NVIDIA's ncu).
 
     `target` is "module:function"; for each list of arguments, `function(*arguments)` prepares data
     and returns the call to count, in a child process under ncu. Returns, for each list, one dict
-    a kernel: {"kernel", "read", "written"}. With `cold`, ncu empties the caches before each kernel;
-    without, a kernel may find in the L2 what the one before left there, as in a normal run.
+    a kernel: {"kernel", "read", "written"}. The L2 is filled with other data before the call. After
+    that a kernel finds in it what the kernel before left, as in a normal run, unless `cold`: then
+    ncu empties the caches before each kernel.
     Raises RuntimeError, in one line, where ncu cannot count.
     """
     ncu = shutil.which("ncu")
@@ -211,6 +213,40 @@ def machine() -> dict:
     "smem_per_sm", "smem_per_block", "l2_bytes", "hbm_bytes".
     """
     return _cuda_machine() if cuda_available() else _cpu_machine()
+
+
+def this_machine():
+    """`machine()` as a `course.hardware.Gpu`."""
+    from course.hardware import Gpu, Level
+
+    here = machine()
+    source = "measured here, {date}: {method}".format(**here["stamp"])
+    levels = [
+        Level(
+            **level,
+            analogy=_ANALOGY[here["kind"]].get(level["name"], "a cupboard"),
+            scope="one core" if level["name"] in ("l1", "l2") and here["kind"] == "cpu" else "all",
+            latency=None,
+            managed_by="program" if level["name"] in ("ram", "hbm") else "hardware",
+            source=source,
+        )
+        for level in here["levels"]
+    ]
+    sizes = ("sms", "smem_per_sm", "smem_per_block", "l2_bytes", "hbm_bytes")
+    return Gpu(
+        name=here["name"],
+        peak=here["peak"],
+        bandwidth=here["bandwidth"],
+        levels=tuple(levels),
+        source=source,
+        **{key: here.get(key) for key in sizes},
+    )
+
+
+_ANALOGY = {
+    "cpu": {"l1": "the desk", "l2": "the shelf", "l3": "the cupboard", "ram": "the library"},
+    "cuda": {"l2": "the cupboard", "hbm": "the library"},
+}
 
 
 def cuda_available() -> bool:
@@ -262,17 +298,27 @@ def _seconds(fn, calls=1):
 
 def _cuda_samples(fn, repeats, cold):
     torch = _torch()
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    other = torch.zeros(4 * l2 // 4, dtype=torch.float32, device="cuda") if cold else None
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in events:
         if cold:
-            other.max()  # reads: leaves no dirty lines that `fn` would have to write back
+            _fill_l2()
         start.record()
         fn()
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+
+@cache
+def _other_data():
+    torch = _torch()
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    return torch.zeros(4 * l2 // 4, dtype=torch.float32, device="cuda")
+
+
+def _fill_l2():
+    """Fill the L2 by reading: writing would leave dirty lines for the next kernel to write back."""
+    _other_data().max()
 
 
 def _graph(fn, calls):
@@ -332,7 +378,7 @@ def cpu_caches() -> list[dict]:
         level, kind, size = [(index / f).read_text().strip() for f in ("level", "type", "size")]
         if kind != "Instruction":
             capacity = int(size[:-1]) * {"K": KIB, "M": MIB, "G": 2**30}[size[-1]]
-            caches.append({"name": f"L{level}", "capacity_bytes": capacity})
+            caches.append({"name": f"l{level}", "capacity_bytes": capacity})
     return caches
 
 
@@ -348,7 +394,7 @@ def _cpu_machine():
     ram = None
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    levels.append({"name": "RAM", "capacity_bytes": ram, "bandwidth": memory["bandwidth"]})
+    levels.append({"name": "ram", "capacity_bytes": ram, "bandwidth": memory["bandwidth"]})
     return {
         "name": _cpu_name(),
         "kind": "cpu",
@@ -381,8 +427,8 @@ def _cuda_machine():
         },
         "bandwidth": memory,
         "levels": [
-            {"name": "L2", "capacity_bytes": props.L2_cache_size, "bandwidth": l2},
-            {"name": "HBM", "capacity_bytes": props.total_memory, "bandwidth": memory},
+            {"name": "l2", "capacity_bytes": props.L2_cache_size, "bandwidth": l2},
+            {"name": "hbm", "capacity_bytes": props.total_memory, "bandwidth": memory},
         ],
         "threads": None,
         "sms": props.multi_processor_count,
@@ -405,6 +451,7 @@ def _count(target, argument_lists):
     for arguments in argument_lists:
         fn = prepare(*arguments)
         fn()
+        _fill_l2()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
         fn()
