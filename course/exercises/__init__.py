@@ -48,21 +48,19 @@ An answer may also be a value: leave `cases` out and give values as `answer` and
 arguments, or count its bytes too, `lambda f, q: (f(q, hbm=(h := Hbm())), h.bytes)`.
 """
 
-import ast
 import copy
-import inspect
 import math
 import secrets
 import textwrap
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 
-EPS = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}  # any other float: FP64's
+from ._compare import describe, differs, half_the_digits, leaves
+from ._source import failed_line, source, still_open
 
 
 @dataclass(repr=False)
@@ -79,10 +77,9 @@ class _Item:
     hints: tuple[str, ...] = ()
     hints_shown: int = 0
 
-    def __repr__(self):  # noqa: D105
-        return _lines(
-            f"{self.name} (difficulty {self.difficulty} of 5, {self.minutes} min)", self.task
-        )
+    def __repr__(self):
+        head = f"{self.name} (difficulty {self.difficulty} of 5, {self.minutes} min)"
+        return _lines(head, self.task, *self._how())
 
     def check(self, attempt, seed: int | None = None) -> None:
         """Print whether `attempt` is right and, if it is not, a diagnosis. Raises nothing."""
@@ -91,15 +88,15 @@ class _Item:
     def hint(self) -> None:
         """Print the next hint."""
         if self.hints_shown == len(self.hints):
-            print("No more hints: .solution() shows the answer.")
-        else:
-            self.hints_shown += 1
-            hint = self.hints[self.hints_shown - 1]
-            print(_lines(f"Hint {self.hints_shown} of {len(self.hints)}: {hint}"))
+            return print("No more hints: .solution() shows the answer.")
+        self.hints_shown += 1
+        hint = self.hints[self.hints_shown - 1]
+        print(_lines(f"Hint {self.hints_shown} of {len(self.hints)}: {hint}"))
 
-    def _say(self, status, text="", *more):
+    def _say(self, status, *text):
         start = {"open": "not attempted yet.", "right": "right.", "wrong": "not yet."}[status]
-        return status, _lines(f"{self.name}: {start} {text}", *more)
+        first, *more = [part for part in text if part] or [""]
+        return status, _lines(f"{self.name}: {start} {first}", *more)
 
 
 @dataclass(repr=False)
@@ -107,8 +104,9 @@ class Exercise(_Item):
     """Something to write. `wrong` is [(attempt, diagnosis), ...]; see the module's docstring.
 
     `cases(rng)` yields tuples of arguments; `call(attempt, *args)` runs an attempt on one;
-    `reference(*args)` gives the exact numbers in FP64, needed where `cases` are not in FP64; `rtol` is the error allowed, relative to the largest number of a row. Where
-    `rtol` is None, half of the digits of the least precise number involved must be right.
+    `reference(*args)` gives the exact numbers in FP64, needed where the cases are not in FP64.
+    `rtol` is the error allowed, relative to the largest number of a row; where it is None, half
+    of the digits of the least precise number involved must be right.
     """
 
     cases: Callable | None = None
@@ -117,72 +115,73 @@ class Exercise(_Item):
     rtol: float | None = None
 
     def verdict(self, attempt, seed: int) -> tuple[str, str]:
-        """("open" | "right" | "wrong", what to tell the reader) for inputs drawn from `seed`."""
-        if line := _stub(attempt):
-            return self._say("open", "" if line == "..." else f"Still open: {line}")
+        """("open" | "right" | "wrong", what to tell the reader), for inputs drawn from `seed`."""
+        if line := still_open(attempt):
+            return self._say("open", f"Still open: {line}" if line != "..." else "")
         if callable(self.answer) and not callable(attempt):
             return self._say("wrong", "Hand over the function itself, not its result.")
         cases = list(self.cases(np.random.default_rng(seed))) if self.cases else [()]
-        got = [self._outcome(attempt, args) for args in cases]
-        if any(r.value is ... for r in got):
+        runs = [self._run(attempt, args) for args in cases]
+        if any(leaf is ... for run in runs for leaf in leaves(run.value)):
             return self._say("open")
-        facts = [self._compare(r, args) for r, args in zip(got, cases, strict=True)]
+        facts = [self._fact(run, args) for run, args in zip(runs, cases, strict=True)]
         if not any(facts):
             return self._say("right")
         first = next(i for i, fact in enumerate(facts) if fact)
-        diagnosis = self._diagnose(got, cases, first)
-        again = f"The same inputs again: .check(..., seed={seed})" if self.cases else ""
-        seen = f"Input: {_describe(cases[first])}." if cases[first] else ""
-        return self._say("wrong", diagnosis, facts[first], seen, again)
+        say = [self._diagnosis(runs, cases, first), facts[first]]
+        if self.cases:
+            say += [f"Input: {describe(cases[first])}. Again: .check(..., seed={seed})"]
+        return self._say("wrong", *say)
 
     def solution(self) -> None:
         """Print the source of the solution."""
-        print(_source(self.answer) or repr(self.answer))
+        print(source(self.answer).rstrip() or repr(self.answer))
 
-    def _outcome(self, attempt, args):
+    def _how(self):
+        return ()
+
+    def _run(self, attempt, args):
         mine = copy.deepcopy(args)
-        call = self.call or (lambda f, *a: f(*a) if callable(self.answer) else f)
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")  # what they warn of, the verdict says
-                value = call(attempt, *mine)
+                warnings.simplefilter("ignore")  # what NumPy would warn of is in the verdict
+                if self.call:
+                    value = self.call(attempt, *mine)
+                else:
+                    value = attempt(*mine) if callable(self.answer) else attempt
         except Exception as error:
-            return _Outcome(None, error, False, _place(error, attempt))
-        changed = any(_differs(a, b, b, 0.0) for a, b in zip(mine, args, strict=True))
-        return _Outcome(value, None, changed, "")
+            return _Run(error=error, line=failed_line(error, attempt))
+        return _Run(value, changed=bool(differs(_data(mine), _data(args))))
 
-    def _compare(self, outcome, args):
-        """What is wrong with this outcome, in a sentence; None if nothing is."""
-        expected = self._outcome(self.answer, args).value
-        if outcome.error:
-            kind = type(outcome.error).__name__
-            return f"It stops with {kind}: {str(outcome.error)[:200]}{outcome.place}."
-        if outcome.value is None and expected is not None:
+    def _fact(self, run, args):
+        """What is wrong with this run, in a sentence; None if nothing is."""
+        if run.error:
+            at = f", at `{run.line}`" if run.line else ""
+            return f"It stops with {type(run.error).__name__}: {str(run.error)[:200]}{at}."
+        right = self._run(self.answer, args)
+        if right.error:
+            raise right.error
+        if run.value is None and right.value is not None:
             return "It returns None: is a return missing?"
-        if outcome.changed:
-            return "It changes its input: work on a copy, or write x = x + 1 for x += 1."
-        exact = self.reference(*copy.deepcopy(args)) if self.reference else expected
-        return _differs(outcome.value, expected, exact, self._tolerance(args, expected))
+        if run.changed and not right.changed:
+            return "It changes its input: work on a copy, x = x + 1 instead of x += 1."
+        exact = self.reference(*copy.deepcopy(args)) if self.reference else right.value
+        rtol = self.rtol or half_the_digits(args, right.value)
+        return differs(run.value, right.value, exact, rtol, tell=bool(self.cases))
 
-    def _tolerance(self, args, expected):
-        kinds = [_kind(x) for x in _leaves((args, expected))]
-        return self.rtol or math.sqrt(max(EPS.get(kind, 2**-52) for kind in kinds))
-
-    def _diagnose(self, got, cases, first):
-        """The diagnosis of the wrong answer that does what this attempt does, everywhere or once."""
+    def _diagnosis(self, runs, cases, first):
+        """That of the wrong answer which does the same in every case, or at least in this one."""
         for where in (range(len(cases)), [first]):
             for attempt, diagnosis in self.wrong:
-                if all(
-                    self._alike(got[i], self._outcome(attempt, cases[i]), cases[i]) for i in where
-                ):
+                if all(self._alike(runs[i], self._run(attempt, cases[i]), cases[i]) for i in where):
                     return diagnosis
         return ""
 
     def _alike(self, a, b, args):
         if a.error or b.error:
             return type(a.error) is type(b.error)
-        tolerance = self._tolerance(args, b.value)
-        return a.changed == b.changed and not _differs(a.value, b.value, b.value, tolerance)
+        rtol = self.rtol or half_the_digits(args, b.value)
+        return a.changed == b.changed and not differs(a.value, b.value, rtol=rtol)
 
 
 @dataclass(repr=False)
@@ -198,169 +197,73 @@ class Question(_Item):
     unit: str = ""
     factor: float = 1.02
 
-    def __repr__(self):  # noqa: D105
-        choices = [f"  {key}) {text}" for key, text in (self.choices or {}).items()]
-        how = f"Answer with one of: {', '.join(self.choices)}." if self.choices else ""
-        return _lines(super().__repr__(), *choices, how or f"Answer with a number, in {self.unit}.")
-
     def verdict(self, attempt, seed: int = 0) -> tuple[str, str]:
         """("open" | "right" | "wrong", what to tell the reader)."""
         if attempt is ...:
             return self._say("open")
-        if self.choices:
-            key = str(attempt).strip().lower()
-            if key not in self.choices:
-                return self._say("wrong", f"Choose one of: {', '.join(self.choices)}.")
-            if key == self.answer:
-                return self._say("right", self.explanation)
-            return self._say("wrong", self.wrong[key])
-        try:
-            guess = float(attempt)
-        except (TypeError, ValueError):
-            guess = math.nan
-        if not math.isfinite(guess):
-            return self._say("wrong", f"Give one finite number, in {self.unit}.")
-        if _near(guess, self.answer, self.factor):
+        guess = str(attempt).strip().lower() if self.choices else _number(attempt)
+        if guess not in (self.choices or [guess]) or guess is None:
+            return self._say("wrong", *self._how()[-1:])
+        if guess == self.answer or (not self.choices and _near(guess, self.answer, self.factor)):
             return self._say("right", self.explanation)
-        slips = {**self.wrong, **{self.answer * ratio: text for ratio, text in SLIPS.items()}}
-        for value, diagnosis in slips.items():
-            if _near(guess, value, min(self.factor, 1.02)):
-                return self._say("wrong", diagnosis)
-        return self._say("wrong", f"It is {'larger' if guess < self.answer else 'smaller'}.")
+        if self.choices:
+            return self._say("wrong", self.wrong[guess])
+        slips = [*self.wrong.items(), *((self.answer * by, text) for by, text in SLIPS.items())]
+        fits = (text for value, text in slips if _near(guess, value, min(self.factor, 1.02)))
+        larger = "larger" if guess < self.answer else "smaller"
+        return self._say("wrong", next(fits, f"The right answer is {larger}."))
 
     def solution(self) -> None:
         """Print the answer with its explanation."""
-        answer = f"{self.answer:.4g} {self.unit}" if not self.choices else self.answer
-        print(_lines(f"{answer}. {self.explanation}"))
+        number = "" if self.choices else f"{self.answer:.4g} {self.unit}".strip()
+        print(_lines(f"{number or self.answer}. {self.explanation}"))
+
+    def _how(self):
+        if not self.choices:
+            return [f"Answer with one finite number{self.unit and ', in '}{self.unit}."]
+        texts = [f"  {key}) {text}" for key, text in self.choices.items()]
+        return [*texts, f"Answer with one of {', '.join(map(repr, self.choices))}."]
 
 
-SLIPS = {
+SLIPS = {  # what a number off by this factor usually means
     2: "Twice too large: was a read, a write or a multiply-add counted twice?",
-    1 / 2: "Half of it: a multiply-add is two FLOPs, FP16 has two bytes, data is read and written.",
+    1 / 2: "Half of it: a multiply-add is two FLOPs, FP16 has two bytes, a copy reads and writes.",
     8: "Eight times too large: bits where bytes are asked for?",
     1 / 8: "An eighth of it: bytes where bits are asked for?",
-    2**20 / 10**6: "Off by 1.049: MB is 10^6 bytes, MiB is 2^20.",
-    10**6 / 2**20: "Off by 1.049: MB is 10^6 bytes, MiB is 2^20.",
-    2**30 / 10**9: "Off by 1.074: GB is 10^9 bytes, GiB is 2^30.",
-    10**9 / 2**30: "Off by 1.074: GB is 10^9 bytes, GiB is 2^30.",
-    2**40 / 10**12: "Off by 1.1: TB is 10^12 bytes, TiB is 2^40.",
-    10**12 / 2**40: "Off by 1.1: TB is 10^12 bytes, TiB is 2^40.",
     **{
-        10.0**p: f"Off by 10^{abs(p)}: check the prefix of the unit." for p in (-9, -6, -3, 3, 6, 9)
+        ratio: f"Off by a factor of {2**p / 10**q:.3f}: {si} is 10^{q} bytes, {iec} is 2^{p}."
+        for p, q, si, iec in ((20, 6, "MB", "MiB"), (30, 9, "GB", "GiB"), (40, 12, "TB", "TiB"))
+        for ratio in (2**p / 10**q, 10**q / 2**p)
+    },
+    **{
+        10.0**p: f"Off by 10^{abs(p)}: look at the unit again."
+        for p in (-12, -9, -6, -3, 3, 6, 9, 12)
     },
 }
 
 
-def _near(guess, value, factor):
-    return guess == value or (guess * value > 0 and 1 / factor <= guess / value <= factor)
-
-
 @dataclass
-class _Outcome:
-    value: Any
-    error: Exception | None
-    changed: bool  # the attempt wrote into its arguments
-    place: str  # where in the attempt the error came from
+class _Run:
+    value: Any = None
+    error: Exception | None = None
+    line: str = ""  # of the attempt, where the error came from
+    changed: bool = False  # it wrote into its arguments
 
 
 def _lines(*parts):
-    return "\n".join(textwrap.fill(part, 96) for part in parts if part)
+    return "\n".join(textwrap.fill(part, 92, subsequent_indent="  ") for part in parts)
 
 
-def _plain(attempt):
-    """The Python function inside a Triton kernel, an autotuner, a decorator or a partial."""
-    while inner := getattr(attempt, "fn", None) or getattr(attempt, "func", None):
-        attempt = inner
-    return inspect.unwrap(attempt) if callable(attempt) else attempt
+def _data(args):
+    return [x for x in leaves(args) if hasattr(x, "dtype") or isinstance(x, int | float | str)]
 
 
-def _source(attempt):
+def _number(attempt):
     try:
-        return textwrap.dedent(inspect.getsource(_plain(attempt)))
-    except (OSError, TypeError):
-        return ""
+        return float(attempt) if math.isfinite(float(attempt)) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
-def _stub(attempt, seen=()):
-    """The line that is still `...` in the attempt or a function of the same notebook it calls."""
-    if attempt is ...:
-        return "..."
-    function, source = _plain(attempt), _source(attempt)
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a lambda inside a longer expression
-        return ""
-    index = {
-        id(n) for s in ast.walk(tree) if isinstance(s, ast.Subscript) for n in ast.walk(s.slice)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value is ... and id(node) not in index:
-            return source.splitlines()[node.lineno - 1].strip()
-    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    for helper in (scope.get(name) for name in (code.co_names if code else ())):
-        mine = getattr(_plain(helper), "__module__", None) == function.__module__
-        if callable(helper) and mine and helper not in seen:
-            if line := _stub(helper, (*seen, attempt)):
-                return line
-    return ""
-
-
-def _place(error, attempt):
-    code = getattr(_plain(attempt), "__code__", None)
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if code and f.filename == code.co_filename]
-    return f", at `{mine[-1].line}`" if mine and mine[-1].line else ""
-
-
-def _leaves(x):
-    if is_dataclass(x) and not isinstance(x, type):
-        x = [getattr(x, field.name) for field in fields(x)]
-    if isinstance(x, Mapping):
-        x = list(x.values())
-    return [leaf for y in x for leaf in _leaves(y)] if isinstance(x, tuple | list) else [x]
-
-
-def _kind(x):
-    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
-
-
-def _array(x):
-    if hasattr(x, "detach"):  # a torch tensor, without importing torch
-        x = x.detach().cpu().double() if x.is_floating_point() else x.detach().cpu()
-    return np.asarray(x)
-
-
-def _describe(values):
-    shapes = [(_kind(x), tuple(getattr(x, "shape", ())), x) for x in _leaves(values)]
-    return ", ".join(f"{kind} {shape}" if shape else str(x)[:40] for kind, shape, x in shapes)
-
-
-def _differs(value, expected, exact, rtol):
-    """What tells `value` from `expected`, in a sentence; None where nothing does."""
-    got, want, true = _leaves(value), _leaves(expected), _leaves(exact)
-    if len(got) != len(want):
-        return f"It gives {len(got)} values ({_describe(got)}); {len(want)} are wanted."
-    for g, w, t in zip(got, want, true, strict=True):
-        shape, wanted = getattr(g, "shape", ()), getattr(w, "shape", ())
-        if tuple(shape) != tuple(wanted):
-            return f"The shape is {tuple(shape)}; it should be {tuple(wanted)}."
-        if len(wanted) and _kind(g) != _kind(w):
-            return f"The dtype is {_kind(g)}; it should be {_kind(w)}."
-        a, b = _array(g), _array(t)
-        if not np.issubdtype(b.dtype, np.inexact) or not np.issubdtype(a.dtype, np.number):
-            if not np.array_equal(a, b):
-                return f"It gives {str(g)[:60]}; {str(t)[:60]} is right."
-            continue
-        lost = ~np.isfinite(a) & np.isfinite(b)
-        if lost.any():
-            return f"{lost.sum()} of {a.size} numbers are not finite ({a[lost][0]})."
-        size = np.abs(np.where(np.isfinite(b), b, 0.0))
-        allowed = rtol * (size.max(-1, keepdims=True, initial=0) if size.ndim else size)
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        with np.errstate(invalid="ignore"):
-            off = ~(same | (np.abs(a - b) <= allowed + 8 * 2**-52 * size.max(initial=0)))
-        if off.any():
-            at = tuple(int(i) for i in np.argwhere(off)[0])
-            where = f" at {list(at)}" if at else ""
-            return f"{off.sum()} of {a.size} wrong: {a[at]:.6g}{where}, should be {b[at]:.6g}."
-    return None
+def _near(guess, value, factor):
+    return guess == value or (guess * value > 0 and 1 / factor <= guess / value <= factor)

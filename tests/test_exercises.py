@@ -1,0 +1,376 @@
+"""Every check is proven: its solution passes, its stub is open, its wrong answers are told why."""
+
+import functools
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import course.exercises
+from course.exercises import Exercise, Question
+
+MODULES = [
+    importlib.import_module(f"course.exercises.{m.name}")
+    for m in pkgutil.iter_modules(course.exercises.__path__)
+    if not m.name.startswith("_")
+]
+
+
+def items(kind):
+    return [
+        pytest.param(item, id=f"{module.__name__.rsplit('.')[-1]}.{name}")
+        for module in MODULES
+        for name, item in vars(module).items()
+        if isinstance(item, kind)
+    ]
+
+
+def mean(x):
+    return x.sum(-1, keepdims=True) / x.shape[-1]
+
+
+def hostile(rng):
+    for scale in (1e-6, 1.0, 1e6):
+        yield (scale * (1 + rng.random((rng.integers(2, 5), 7))),)
+
+
+def in_place(x):
+    x -= x.mean(-1, keepdims=True) - 1
+    return mean(x)
+
+
+toy = Exercise(
+    "Row mean",
+    task="Write mean(x): the mean of each row, shape (..., 1).",
+    answer=mean,
+    cases=hostile,
+    hints=("Sum along the last axis.", "Then divide by the length of that axis."),
+    wrong=[
+        (lambda x: x.mean(keepdims=True), "of everything"),
+        (lambda x: x.sum(-1, keepdims=True), "divide by the length"),
+        (lambda x: mean(x) / 0, "not finite"),
+        (lambda x: x.mean(-1), "keepdims"),
+        (lambda x: x @ x, "a matrix product"),
+        (in_place, "into its input"),
+    ],
+)
+ridge = Question(
+    "Ridge",
+    task="989 TFLOP/s and 3.35 TB/s: where do they meet?",
+    answer=989e12 / 3.35e12,
+    unit="FLOP/byte",
+    wrong={590: "With sparsity."},
+    explanation="989e12 / 3.35e12 = 295 FLOP/byte.",
+)
+bound = Question(
+    "Bound of an add",
+    task="What does an add wait for?",
+    answer="a",
+    choices={"a": "bandwidth", "b": "arithmetic", "c": "neither"},
+    wrong={"b": "One FLOP for six bytes.", "c": "Long vectors leave no time for overhead."},
+    explanation="Its intensity is far left of the ridge.",
+)
+
+
+# --- the proof, for every exercise there is ---------------------------------------------------
+
+
+@pytest.mark.parametrize("item", [pytest.param(toy, id="toy"), *items(Exercise)])
+class TestEveryExercise:
+    @pytest.mark.parametrize("seed", range(5))
+    def test_the_solution_passes(self, item, seed):
+        assert item.verdict(item.answer, seed)[0] == "right", item.verdict(item.answer, seed)[1]
+
+    def test_the_stub_is_open(self, item):
+        def stub(*args):
+            """Do something."""
+            ...
+
+        for attempt in (..., stub):
+            assert item.verdict(attempt, 0)[0] == "open"
+
+    @pytest.mark.parametrize("seed", (11, 12))
+    def test_each_wrong_answer_gets_its_own_diagnosis(self, item, seed):
+        assert len(item.wrong) >= 5, "prove the check on at least five plausible wrong answers"
+        assert len({text for _, text in item.wrong}) == len(item.wrong)
+        for attempt, diagnosis in item.wrong:
+            status, said = item.verdict(attempt, seed)
+            assert status == "wrong", f"accepted, though: {diagnosis}"
+            assert " ".join(diagnosis.split()) in " ".join(said.split())
+
+    def test_it_helps(self, item, capsys):
+        assert len(item.hints) >= 2 and item.minutes > 0 and 1 <= item.difficulty <= 5
+        item.solution()
+        assert "..." not in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "item", [pytest.param(ridge, id="toy"), pytest.param(bound, id="toy"), *items(Question)]
+)
+class TestEveryQuestion:
+    def test_the_answer_is_right_and_explained(self, item):
+        status, said = item.verdict(item.answer)
+        assert status == "right"
+        assert " ".join(item.explanation.split()) in " ".join(said.split())
+
+    def test_each_wrong_answer_gets_its_own_diagnosis(self, item):
+        if item.choices:
+            assert set(item.wrong) | {item.answer} == set(item.choices)
+            assert item.answer not in item.wrong
+        assert item.wrong and len(set(item.wrong.values())) == len(item.wrong)
+        for answer, diagnosis in item.wrong.items():
+            status, said = item.verdict(answer)
+            assert status == "wrong"
+            assert " ".join(diagnosis.split()) in " ".join(said.split())
+
+    def test_it_is_open_until_answered(self, item):
+        assert item.verdict(...)[0] == "open"
+
+
+# --- the mechanism ----------------------------------------------------------------------------
+
+
+def helper_stub(x):
+    total = ...
+    return total
+
+
+def uses_a_stub(x):
+    return helper_stub(x)
+
+
+def returns_a_stub(x):
+    m, l = np.max(x), ...
+    return m, l
+
+
+def stub_in_a_sum(x):
+    return x + ...
+
+
+def no_return(x):
+    mean(x)
+
+
+def uses_ellipsis_well(x: tuple[int, ...]):
+    return (x[..., None].sum(-2) / x.shape[-1])[..., 0:1]
+
+
+@pytest.mark.parametrize(
+    "stub",
+    [helper_stub, uses_a_stub, returns_a_stub, stub_in_a_sum, functools.partial(helper_stub)],
+)
+def test_every_way_to_leave_something_open(stub):
+    status, said = toy.verdict(stub, 0)
+    assert status == "open" and said.startswith("Row mean: not attempted yet.")
+
+
+def test_a_stub_inside_a_jit_function_is_found():
+    class JITFunction:  # as Triton's: callable, with the Python function in .fn
+        fn = staticmethod(helper_stub)
+
+        def __call__(self, x):
+            return mean(x)
+
+    assert toy.verdict(JITFunction(), 0)[0] == "open"
+
+
+def test_an_ellipsis_that_indexes_is_no_stub():
+    assert toy.verdict(uses_ellipsis_well, 0)[0] == "right"
+
+
+def test_one_value_left_open_at_run_time():
+    pair = Exercise("Pair", task="", answer=(1, 2), wrong=[])
+    assert pair.verdict((1, ...), 0)[0] == "open"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "diagnosis"),
+    [
+        (no_return, "returns None: is a return missing?"),
+        (lambda x: x.T @ x / np.nan, "shape is (7, 7)"),
+        (lambda x: mean(x).astype(np.float32), "dtype is float32; it should be float64"),
+        (lambda x: np.zeros_like(mean(x)), "numbers are off: 0"),  # D15 (i): scale 1e-6 is first
+        (lambda x: mean(x) + 1e-3, "numbers are off"),
+        (lambda x: np.where(mean(x) > 1e3, np.inf, mean(x)), "not finite: inf at [0, 0]"),
+        (lambda x: (mean(x), 1), "It gives float64"),
+        (lambda x: 1 // 0, "stops with ZeroDivisionError"),
+        (lambda x: "a word", "shape is ()"),
+        (3.0, "the function itself"),
+    ],
+)
+def test_any_other_wrong_answer_is_told_what_differs(attempt, diagnosis):
+    status, said = toy.verdict(attempt, 3)
+    assert status == "wrong" and diagnosis in " ".join(said.split())
+
+
+def test_an_exception_names_line_and_input():
+    def broken(x):
+        return x.reshape(3, 3, 3)
+
+    said = " ".join(toy.verdict(broken, 3)[1].split())
+    assert "ValueError" in said and "`return x.reshape(3, 3, 3)`" in said
+    assert "Input: float64 (" in said and "seed=3" in said
+
+
+def test_inputs_are_fresh_and_a_seed_brings_them_back(capsys):
+    seen = []
+
+    def spy(x):
+        seen.append(x)
+        return x.mean(-1)
+
+    toy.check(spy)
+    toy.check(spy)
+    seed = int(capsys.readouterr().out.rsplit("seed=")[-1].split(")")[0])
+    toy.check(spy, seed=seed)
+    runs = [seen[i : i + 3] for i in (0, 3, 6)]
+    assert not np.array_equal(runs[0][0], runs[1][0])
+    assert all(map(np.array_equal, runs[1], runs[2]))
+
+
+def test_what_is_printed_for_a_stub_and_for_the_answer_never_changes(capsys):
+    for attempt in (..., helper_stub, mean) * 2:
+        toy.check(attempt)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == lines[3:] and lines[2] == "Row mean: right."
+
+
+def test_numpy_warns_nobody(recwarn):
+    toy.verdict(lambda x: np.log(-x) / 0, 0)
+    assert not recwarn
+
+
+def test_tolerance_follows_the_precision():
+    """D15 (ii): a correct FP16 answer passes against FP64, a wrong one does not."""
+
+    def softmax(x):
+        p = np.exp(x.astype(np.float32) - x.max(-1, keepdims=True))
+        return (p / p.sum(-1, keepdims=True)).astype(x.dtype)
+
+    half = Exercise(
+        "FP16 softmax",
+        task="",
+        answer=softmax,
+        reference=lambda x: softmax(x.astype(np.float64)),
+        cases=lambda rng: [(rng.standard_normal((4, 1000)).astype(np.float16),)],
+        wrong=[],
+    )
+    assert half.verdict(softmax, 0)[0] == "right"
+    assert half.verdict(lambda x: softmax(x) * np.float16(1.1), 0)[0] == "wrong"
+    assert half.verdict(lambda x: np.zeros_like(x), 0)[0] == "wrong"
+
+
+def test_minus_infinity_may_be_the_right_answer():
+    lse = Exercise("lse", task="", answer=np.array([-np.inf, 0.0]), wrong=[])
+    assert lse.verdict(np.array([-np.inf, 0.0]), 0)[0] == "right"
+    assert lse.verdict(np.array([-1e30, 0.0]), 0)[0] == "wrong"
+    assert lse.verdict(np.array([-np.inf, np.nan]), 0)[0] == "wrong"
+
+
+def test_a_value_is_not_given_away():
+    count = Exercise("Bytes", task="", answer=138412032, wrong=[(134217728, "Q is read too.")])
+    assert count.verdict(138412032, 0)[0] == "right"
+    assert count.verdict(138412031, 0)[0] == "wrong", "integers are compared exactly"
+    said = count.verdict(134217728, 0)[1]
+    assert "Q is read too." in said and "138412032" not in said
+
+
+def test_call_says_how_to_run_an_attempt():
+    steps = Exercise(
+        "Steps",
+        task="",
+        answer=lambda x, log: log.append(1),
+        cases=lambda rng: [(rng.random(3),)],
+        call=lambda f, x: (f(x, log := []), len(log)),
+        wrong=[(lambda x, log: log.extend([1, 1]), "Twice.")],
+    )
+    assert steps.verdict(lambda x, log: log.extend([0]), 0)[0] == "right"
+    assert "Twice." in steps.verdict(lambda x, log: log.__iadd__([3, 4]) and None, 0)[1]
+
+
+def test_tensors_work_and_bfloat16_too():
+    torch = pytest.importorskip("torch")
+    double = Exercise(
+        "Double",
+        task="",
+        answer=lambda x: 2 * x,
+        reference=lambda x: 2 * x.double(),
+        cases=lambda rng: [(torch.randn(4, 3, dtype=torch.bfloat16),)],
+        wrong=[],
+    )
+    assert double.verdict(lambda x: x + x, 0)[0] == "right"
+    assert "bfloat16; it" not in double.verdict(lambda x: x, 0)[1]
+    assert (
+        "dtype is float32; it should be bfloat16" in double.verdict(lambda x: 2.0 * x.float(), 0)[1]
+    )
+    assert "changes its input" in " ".join(double.verdict(lambda x: x.mul_(2), 0)[1].split())
+
+
+def test_hints_come_one_by_one(capsys):
+    item = Exercise("Hints", task="", answer=1, wrong=[], hints=("First.", "Second."))
+    for _ in range(3):
+        item.hint()
+    assert capsys.readouterr().out.splitlines() == [
+        "Hint 1 of 2: First.",
+        "Hint 2 of 2: Second.",
+        "No more hints: .solution() shows the answer.",
+    ]
+
+
+def test_solution_is_the_source(capsys):
+    toy.solution()
+    assert capsys.readouterr().out.startswith("def mean(x):\n")
+    ridge.solution()
+    assert capsys.readouterr().out.startswith("295.2 FLOP/byte. ")
+
+
+def test_a_notebook_cell_is_read_too():
+    shell = InteractiveShell.instance()
+    shell.run_cell("from course.exercises import Exercise")
+    shell.run_cell("def work(x):\n    y = ...  # your turn\n    return y")
+    shell.run_cell("def done(x):\n    return x.sum(-1, keepdims=True) / x[0, ...].shape[-1]")
+    assert toy.verdict(shell.user_ns["work"], 0) == (
+        "open",
+        "Row mean: not attempted yet. Still open: y = ...  # your turn",
+    )
+    assert toy.verdict(shell.user_ns["done"], 0)[0] == "right"
+
+
+@pytest.mark.parametrize(
+    ("guess", "diagnosis"),
+    [
+        (590, "With sparsity."),
+        (147.6, "Half of it"),
+        (2361.8, "bits where bytes"),
+        (0.2952, "10^3"),
+        (317, "GiB"),
+        (50, "larger"),
+        (1000, "smaller"),
+        (-295.2, "larger"),
+        ("many", "one finite number, in FLOP/byte"),
+        (float("inf"), "one finite number"),
+        (None, "one finite number"),
+    ],
+)
+def test_slips_in_a_number(guess, diagnosis):
+    status, said = ridge.verdict(guess)
+    assert status == "wrong" and diagnosis in " ".join(said.split())
+
+
+def test_choices(capsys):
+    assert bound.verdict(" A ")[0] == "right"
+    assert "one of 'a', 'b', 'c'" in bound.verdict("d")[1]
+    assert bound.verdict("c")[1].endswith("Long vectors leave no time for overhead.")
+    print(bound)
+    assert "  b) arithmetic" in capsys.readouterr().out
+
+
+def test_a_prediction_is_right_within_a_factor():
+    times = Question(
+        "Faster", task="", answer=4, factor=2, wrong={1: "No."}, explanation="16n to 4n bytes."
+    )
+    assert times.verdict(2)[0] == times.verdict(8)[0] == "right"
+    assert times.verdict(8.1)[0] == times.verdict(1.9)[0] == times.verdict(-4)[0] == "wrong"
