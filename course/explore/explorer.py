@@ -1,0 +1,286 @@
+"""`Explorer`: controls above one picture that follows them at once.
+
+An explorer is one module in this package. It has four functions, and only the last knows of
+widgets. A whole one, `course/explore/power.py`:
+
+    import ipywidgets as widgets
+    import numpy as np
+
+    from course import draw as _theme  # sets fonts and colours once
+    from course.explore.explorer import Explorer
+
+    X = np.linspace(0, 1, 200)
+
+
+    def compute(power):
+        '''The numbers of one setting, from the values of the controls. Pure: no widget, no figure.'''
+        return {"power": power, "y": X**power}
+
+
+    def draw(fig, data):
+        '''Builds the picture once; returns the function that moves it.'''
+        fig.subplots_adjust(left=0.08, right=0.98, bottom=0.15, top=0.9)
+        ax = fig.subplots()
+        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="x")
+        (curve,) = ax.plot(X, data["y"])
+        name = ax.set_title("")
+
+        def move(data):
+            curve.set_ydata(data["y"])
+            name.set_text(f"x to the power {data['power']:.1f}")
+            return [curve, name]  # every artist changed here, none forgotten
+
+        return move
+
+
+    def describe(data):
+        '''What the picture shows, in words: the caption, also read aloud.'''
+        return f"At power {data['power']:.1f}, half of x gives {0.5 ** data['power']:.2f}."
+
+
+    def power(**initial):
+        '''The explorer, at other first values if given: `power(power=3)`.'''
+        controls = {"power": widgets.FloatSlider(2, min=0.1, max=9, step=0.1, description="power")}
+        return Explorer(compute, draw, describe, controls, "A power of x", initial=initial)
+
+Add its name to `EXPLORERS` in `course/explore/__init__.py`: then `explore.power()` as the last
+expression of a cell shows it, and the tests and `make bench` cover it.
+
+A move redraws only the artists that `move` returns; all else stays as pixels. So:
+
+- Build every artist in `draw`, also those that are hidden at first; show them with `set_visible`.
+- Fix the limits of the axes in `draw`. If they must change, return the `Axes` itself as well: right,
+  but slow (some 30 ms).
+- What moves is painted after what does not. Return a legend or a label too if it must stay on top.
+- Use `fig.subplots_adjust`: tight and constrained layouts cost 100 ms, minor ticks on log axes 35.
+"""
+
+import base64
+import html
+import io
+import pathlib
+import threading
+
+import anywidget
+import ipywidgets as widgets
+import numpy as np
+import traitlets
+from IPython import get_ipython
+from IPython.display import display
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+HERE = pathlib.Path(__file__).parent
+STYLE = (HERE / "explorer.css").read_text()
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Picture(anywidget.AnyWidget):
+    """The picture and its caption in the browser; also gives the controls around it their names."""
+
+    png = traitlets.Bytes().tag(sync=True)
+    title = traitlets.Unicode().tag(sync=True)
+    caption = traitlets.Unicode().tag(sync=True)
+    error = traitlets.Unicode().tag(sync=True)
+    width = traitlets.Int().tag(sync=True)
+    _esm = HERE / "explorer.js"
+
+
+class Explorer:
+    """Controls above one picture that follows them at once. The module's docstring shows a whole one.
+
+    compute(**values) -> data     the numbers of one setting, from the values of the controls
+    draw(figure, data) -> move    builds the picture; `move(data)` returns the artists it changed
+    describe(data) -> str         a sentence or two that say what the picture shows
+    controls                      {name: widget with a value, a range or options, a description}
+    title                         what the picture is, in a few words: its text alternative
+    initial                       {name: value}: first values other than the controls' own
+    play                          the name of the `IntSlider` that gets a play button
+    size                          of the picture, in inches of 100 pixels
+
+    Raises `ValueError` for an initial value that no control has or takes.
+    """
+
+    _lock = threading.RLock()  # JupyterLab moves sliders in a second thread; matplotlib wants one
+    _shown_in = {}  # noqa: RUF012 - of the class: cell id -> the explorer that the cell showed last
+
+    def __init__(
+        self, compute, draw, describe, controls, title, *, initial=(), play=None, size=(10, 4.5)
+    ):
+        """Build the picture at the first values."""
+        self.compute, self.describe, self.controls, self.title = compute, describe, controls, title
+        self.data = None
+        self._drawn = self._moving = self._still = None
+        for name, value in dict(initial).items():
+            set_control(controls, name, value)
+        self.figure = Figure(figsize=size, dpi=100)  # not pyplot's: no global state, none to close
+        self._canvas = FigureCanvasAgg(self.figure)
+        self.picture = Picture(title=title, width=round(100 * size[0]))
+        with self._lock:
+            self._move = draw(self.figure, compute(**self.values))
+            self.redraw()
+        self.box = widgets.VBox([_grid(controls, play), self.picture])
+        self.box.add_class("course-explorer")
+        for control in controls.values():
+            control.observe(self._changed, "value")
+
+    @property
+    def values(self):
+        """The value of each control, by name."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    def _changed(self, _change):
+        # At once, not deferred: a browser holds a slider's next value until this one is drawn, and
+        # sends only the newest. So moves never queue up and the last value wins.
+        try:
+            self.redraw()
+        except Exception as error:
+            # A move from the browser runs in no cell, so the traceback goes unseen: say it here.
+            self.picture.error = f"This setting failed. {type(error).__name__}: {error}"
+            raise
+
+    def redraw(self):
+        """Show the picture and the words for the values that the controls have now."""
+        with self._lock:
+            values = self.values
+            if values == self._drawn:
+                return
+            self._drawn = None  # if this fails, going back to the old values must draw again
+            self.data = self.compute(**values)
+            self._paint(self._move(self.data))
+            with self.picture.hold_sync():  # picture and words travel in one message
+                self.picture.png = self.png()
+                self.picture.caption = self.describe(self.data)
+                self.picture.error = ""
+            self._drawn = values
+
+    def _paint(self, changed):
+        """Draw the changed artists over the pixels of all others."""
+        moving = sorted(changed, key=lambda artist: artist.zorder)
+        if moving != self._moving:  # the first time, and whenever other artists move than before
+            for artist in self._moving or ():
+                artist.set_animated(False)
+            for artist in moving:
+                artist.set_animated(True)  # left out of canvas.draw
+            self._canvas.draw()
+            self._still = self._canvas.copy_from_bbox(self.figure.bbox)
+            self._moving = moving
+        self._canvas.restore_region(self._still)
+        for artist in moving:
+            self.figure.draw_artist(artist)
+
+    def png(self, *, colours=None):
+        """The picture as PNG: quickly, or small with a palette of so many colours."""
+        image = Image.fromarray(np.asarray(self._canvas.buffer_rgba())).convert("RGB")
+        if colours:
+            image = image.quantize(colours)
+        file = io.BytesIO()
+        image.save(file, "PNG", compress_level=9 if colours else 1)
+        return file.getvalue()
+
+    def still(self):
+        """The picture and its caption as HTML that needs no kernel."""
+        picture = base64.b64encode(self.png(colours=128)).decode()
+        return (
+            f"<style>{STYLE}</style>"
+            '<figure class="course-explorer-still">'
+            f'<img alt="{html.escape(self.title)}" width="{self.picture.width}"'
+            f' src="data:image/png;base64,{picture}">'
+            f"<figcaption>{html.escape(self.picture.caption)}"
+            " <em>Run this cell to move the controls.</em></figcaption></figure>"
+        )
+
+    def close(self):
+        """Stop following the controls and drop the widgets."""
+        for control in self.controls.values():
+            control.unobserve_all()
+        for widget in (self.box, *_below(self.box)):
+            widget.close()
+
+    def _ipython_display_(self):
+        # Two outputs, because one that holds both a widget and a picture shows neither where no
+        # kernel runs: the stored first picture, for any viewer, then the live widget. explorer.css
+        # shows exactly one of them.
+        shell = get_ipython()
+        parent = getattr(shell, "parent_header", None) or {}
+        cell = parent.get("metadata", {}).get("cellId")
+        if cell:  # run again: the explorer that this cell showed before is out of sight, so drop it
+            before = self._shown_in.pop(cell, self)
+            if before is not self:
+                before.close()
+            self._shown_in[cell] = self
+        words = f"{self.title}. {self.picture.caption}"
+        display({"text/html": self.still(), "text/plain": words}, raw=True)
+        display({VIEW: self.box._repr_mimebundle_()[VIEW], "text/plain": ""}, raw=True)
+
+
+def set_control(controls, name, value):
+    """Set one control; raise `ValueError` if there is none of that name or it does not take it."""
+    if name not in controls:
+        raise ValueError(f"no control is named {name!r}; there are {', '.join(controls)}")
+    control = controls[name]
+    try:
+        control.value = value
+        taken = control.value == value
+    except traitlets.TraitError:
+        taken = False
+    if not taken:  # a slider moves a value into its range without a word
+        ends = positions(control)
+        raise ValueError(
+            f"{name} = {value!r} is not on its control, which goes from {ends[0]!r} to {ends[-1]!r}"
+        )
+
+
+def positions(control, count=2):
+    """`count` values spread evenly over a control, its ends included; fewer if it has fewer."""
+    if hasattr(control, "options"):
+        options = [value for _label, value in control._options_full]
+    elif isinstance(control.value, bool):
+        options = [False, True]
+    elif isinstance(control, widgets.FloatLogSlider):
+        return [float(v) for v in np.logspace(control.min, control.max, count, base=control.base)]
+    else:
+        steps = int((control.max - control.min) / control.step + 1e-9)
+        options = [control.min + control.step * i for i in range(steps + 1)]
+    picked = np.unique(np.linspace(0, len(options) - 1, count).round().astype(int))
+    return [options[i] for i in picked]
+
+
+def _grid(controls, play):
+    """The controls in as many columns as fit, their names aligned."""
+    longest = max(len(control.description) for control in controls.values())
+    cells = []
+    for name, control in controls.items():
+        if not control.description:
+            raise ValueError(f"the control {name!r} needs a description: its name, seen and spoken")
+        control.style.description_width = f"{longest}ch"
+        control.layout.width = "auto"
+        if name == play:
+            control.layout.flex = "1"
+            control = widgets.HBox([control, _play_button(control)])
+        cells.append(control)
+    columns = f"repeat(auto-fit, minmax(max(18rem, {longest + 26}ch), 1fr))"
+    return widgets.GridBox(
+        cells, layout=widgets.Layout(grid_template_columns=columns, grid_gap="0 1.5rem")
+    )
+
+
+def _play_button(slider):
+    """A button that steps the slider to its end; the two are linked in the browser."""
+    play = widgets.Play(
+        min=slider.min,
+        max=slider.max,
+        step=slider.step,
+        value=slider.value,
+        interval=700,
+        show_repeat=False,
+    )
+    play.link = widgets.jslink((play, "value"), (slider, "value"))
+    return play
+
+
+def _below(widget):
+    for child in getattr(widget, "children", ()):
+        yield from _below(child)
+        yield child
