@@ -27,7 +27,6 @@ def binary(x: float, unit: str = "B", digits: int = 3) -> str:
 
 def seconds(x: float, digits: int = 3) -> str:
     """4.13e-5 → '41.3 µs'."""
-    for size, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
-        if x >= size:
-            break
+    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+    size, unit = next((pair for pair in units if x >= pair[0]), units[-1])
     return f"{x / size:.{digits}g} {unit}"
