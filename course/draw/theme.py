@@ -46,7 +46,7 @@ class FlowStyle(NamedTuple):
 LEVELS = {
     "registers": LevelStyle("#efe3f5", "", INK),
     "shared": LevelStyle("#cfb0dd", "//", INK),
-    "l2": LevelStyle("#9b6cb5", "..", PAPER),
+    "l2": LevelStyle("#8a58a6", "..", PAPER),
     "hbm": LevelStyle("#4b1d6b", "", PAPER),
     "host": LevelStyle("#a6a6a6", "\\\\", INK),
     "nvme": LevelStyle("#595959", "xx", PAPER),
