@@ -1,0 +1,238 @@
+"""The Triton kernels of notebook 03: add, a fused chain with dropout, a fused row softmax.
+
+Each reads every input once and writes its output once (a softmax of very long rows reads twice).
+Arithmetic is in FP32, whatever the data type. Offsets are 64-bit, so a tensor may hold more than
+2³¹ elements. Tensors are on one GPU, or anywhere in Triton's interpreter.
+"""
+
+from operator import index
+
+import torch
+import triton
+import triton.language as tl
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+ONE_BLOCK = 16384  # the longest row that one program holds in its registers
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """out[i] = x[i] + y[i] for the BLOCK elements of this program."""
+    program = tl.program_id(0).to(tl.int64)
+    offsets = program * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n
+    x = tl.load(x_ptr + offsets, mask=inside, other=0)
+    y = tl.load(y_ptr + offsets, mask=inside, other=0)
+    tl.store(out_ptr + offsets, x + y, mask=inside)
+
+
+def add(x, y, *, block=1024):
+    """x + y, of the same shape and data type. No backward pass."""
+    _check(x=x, y=y)
+    _check_forward_only(x, y)
+    if x.shape != y.shape:
+        raise ValueError(f"x is {_shape(x)} and y is {_shape(y)}: make them the same shape")
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty_like(x)
+    if out.numel():
+        add_kernel[(triton.cdiv(out.numel(), block),)](x, y, out, out.numel(), BLOCK=block)
+    return out
+
+
+@triton.jit
+def place(cols, BLOCK: tl.constexpr):
+    """Row and first column of this program: it has BLOCK columns of one row."""
+    program = tl.program_id(0)
+    blocks = tl.cdiv(cols, BLOCK)
+    return (program // blocks).to(tl.int64), (program % blocks).to(tl.int64) * BLOCK
+
+
+@triton.jit
+def gelu(x):
+    """½x(1 + tanh(√(2/π)(x + 0.044715x³))), by ½(1 + tanh z) = σ(2z)."""
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def gelu_slope(x):
+    """Derivative of `gelu`."""
+    s = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return s + x * s * (1 - s) * 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)
+
+
+@triton.jit
+def kept(p, seed, row, first, cols, BLOCK: tl.constexpr):
+    """Dropout's mask, made from the seed and the place of an element alone, so never stored.
+
+    A draw gives four random numbers, and costs more arithmetic than all the rest of the chain. So
+    four neighbours share one: column c takes number c % 4 of draw c // 4 of its row.
+    """
+    draws = row * tl.cdiv(cols, 4) + first // 4 + tl.arange(0, BLOCK // 4)
+    a, b, c, d = tl.rand4x(seed, draws)
+    uniform = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (BLOCK,))
+    return uniform >= p
+
+
+@triton.jit(do_not_specialize=["seed", "p"])
+def chain_kernel(
+    x_ptr, bias_ptr, residual_ptr, out_ptr, cols, x_stride, residual_stride, p, seed,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = dropout(gelu(x + bias)) + residual: two loads and one store an element."""
+    row, first = place(cols, BLOCK)
+    columns = first + tl.arange(0, BLOCK)
+    inside = columns < cols
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0).to(tl.float32)
+    y = gelu(x + bias)
+    y = tl.where(kept(p, seed, row, first, cols, BLOCK), y * (1 / (1 - p)), 0)
+    residual = tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0)
+    tl.store(out_ptr + row * cols + columns, y + residual.to(tl.float32), mask=inside)
+
+
+@triton.jit(do_not_specialize=["seed", "p"])
+def chain_backward_kernel(
+    x_ptr, bias_ptr, dout_ptr, dx_ptr, cols, x_stride, dout_stride, p, seed, BLOCK: tl.constexpr
+):
+    """dx = gelu'(x + bias) · dropout(dout), with the mask of the forward pass drawn again."""
+    row, first = place(cols, BLOCK)
+    columns = first + tl.arange(0, BLOCK)
+    inside = columns < cols
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0).to(tl.float32)
+    dout = tl.load(dout_ptr + row * dout_stride + columns, mask=inside, other=0).to(tl.float32)
+    dy = tl.where(kept(p, seed, row, first, cols, BLOCK), dout * (1 / (1 - p)), 0)
+    tl.store(dx_ptr + row * cols + columns, dy * gelu_slope(x + bias), mask=inside)
+
+
+class _Chain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias, residual, p, seed, block):
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        ctx.save_for_backward(x, bias)
+        ctx.arguments = p, seed, block
+        _launch_chain(chain_kernel, x, bias, residual, out, p, seed, block)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        x, bias = ctx.saved_tensors
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        _launch_chain(chain_backward_kernel, x, bias, dout, dx, *ctx.arguments)
+        dbias = dx.reshape(-1, *bias.shape).sum(0, dtype=torch.float32).to(bias.dtype)
+        return dx, dbias, dout, None, None, None
+
+
+def _launch_chain(kernel, x, bias, other, out, p, seed, block):
+    if out.numel() == 0:
+        return
+    x, other, cols = _rows(x), _rows(other), x.shape[-1]
+    grid = (x.shape[0] * triton.cdiv(cols, block),)
+    strides = x.stride(0), other.stride(0)
+    kernel[grid](x, bias.contiguous(), other, out, cols, *strides, p, seed, BLOCK=block)
+
+
+def bias_gelu_dropout_residual(x, bias, residual, *, p=0.1, seed=0, block=1024):
+    """dropout(gelu(x + bias)) + residual in one kernel; differentiable.
+
+    x, residual: (..., cols); bias: (cols,). GELU is the tanh form. The same seed drops the same
+    elements, for any block size, forward and backward.
+    """
+    _check(x=x, bias=bias, residual=residual)
+    if x.dim() == 0 or bias.shape != x.shape[-1:] or residual.shape != x.shape:
+        raise ValueError(
+            f"x is {_shape(x)}, bias {_shape(bias)}, residual {_shape(residual)}: bias must be the "
+            "last axis of x, and residual the shape of x"
+        )
+    if not 0 <= p < 1:
+        raise ValueError(f"p is {p}: the part dropped must be at least 0 and less than 1")
+    if block < 4 or block & (block - 1):
+        raise ValueError(f"block is {block}: it must be a power of two, 4 or more")
+    return _Chain.apply(x, bias, residual, float(p), index(seed), block)
+
+
+@triton.jit
+def softmax_kernel(x_ptr, out_ptr, cols, x_stride, BLOCK: tl.constexpr):
+    """Softmax of one row, held whole: one load and one store an element."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < cols
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=-float("inf")).to(tl.float32)
+    m = tl.max(x, axis=0)
+    p = tl.exp(x - tl.where(m == -float("inf"), 0, m))
+    l = tl.sum(p, axis=0)
+    tl.store(out_ptr + row * cols + columns, p / tl.where(l == 0, 1, l), mask=inside)
+
+
+@triton.jit
+def long_softmax_kernel(x_ptr, out_ptr, cols, x_stride, BLOCK: tl.constexpr):
+    """Softmax of one row of any length, block by block: first m and l, then the numbers."""
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    out_ptr += row * cols
+    m, l = -float("inf"), 0.0
+    for first in range(0, cols, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + columns, mask=columns < cols, other=-float("inf")).to(tl.float32)
+        m_old, m = m, tl.maximum(m, tl.max(x, axis=0))
+        base = tl.where(m == -float("inf"), 0, m)
+        l = l * tl.exp(m_old - base) + tl.sum(tl.exp(x - base), axis=0)
+    base, l = tl.where(m == -float("inf"), 0, m), tl.where(l == 0, 1, l)
+    for first in range(0, cols, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        inside = columns < cols
+        x = tl.load(x_ptr + columns, mask=inside, other=-float("inf")).to(tl.float32)
+        tl.store(out_ptr + columns, tl.exp(x - base) / l, mask=inside)
+
+
+def softmax(x, *, one_block=ONE_BLOCK):
+    """Softmax over the last axis, in one kernel. No backward pass.
+
+    Rows longer than `one_block` are read twice. A row of −∞ alone gives 0, as everywhere in the
+    course (torch.softmax gives NaN).
+    """
+    _check(x=x)
+    _check_forward_only(x)
+    if x.dim() == 0:
+        raise ValueError("x is a single number: softmax needs at least one axis")
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    x, cols = _rows(x), x.shape[-1]
+    kernel = softmax_kernel if cols <= one_block else long_softmax_kernel
+    block = min(triton.next_power_of_2(cols), one_block)
+    warps = min(max(block // 512, 1), 16)
+    kernel[(x.shape[0],)](x, out, cols, x.stride(0), BLOCK=block, num_warps=warps)
+    return out
+
+
+def _rows(x):
+    """x as (rows, cols), each row without gaps; a copy only where its strides allow no view."""
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _shape(x):
+    return tuple(x.shape)
+
+
+def _check(**tensors):
+    """Refuse tensors that a kernel cannot read together."""
+    first_name, first = next(iter(tensors.items()))
+    for name, x in tensors.items():
+        if x.dtype not in DTYPES:
+            raise ValueError(f"{name} is {x.dtype}: use float16, bfloat16 or float32")
+        if x.dtype != first.dtype:
+            raise ValueError(f"{first_name} is {first.dtype} and {name} is {x.dtype}: cast one")
+        if x.device != first.device:
+            raise ValueError(f"{first_name} is on {first.device}, {name} on {x.device}: move one")
+    if first.device.type == "cpu" and isinstance(add_kernel, triton.JITFunction):
+        raise ValueError(
+            f"{first_name} is on the CPU and Triton runs on the GPU here: move it with .cuda(), or "
+            "set TRITON_INTERPRET=1 before Python starts"
+        )
+
+
+def _check_forward_only(*tensors):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise ValueError("this kernel has no backward pass: call it under torch.no_grad()")
