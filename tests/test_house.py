@@ -1,0 +1,259 @@
+"""The house: what installs it, what imports what, what it promises, and what it must not say."""
+
+import ast
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rattler import MatchSpec
+
+from tools import notebooks
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+EXTRAS = [spec for extra in PROJECT["optional-dependencies"].values() for spec in extra]
+DIRECT = {r.name: r for r in map(Requirement, PROJECT["dependencies"] + EXTRAS)}
+LINES = (ROOT / "constraints.txt").read_text().splitlines()
+PINS = {r.name: r for r in map(Requirement, (x for x in LINES if x and x[0] != "#"))}
+
+
+def committed():
+    """The files of the repository, or all there are where it is not a git checkout."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def in_python(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+# --- what is imported -------------------------------------------------------------------------
+
+
+def test_import_course_is_quick_and_light():
+    code = (
+        "import time, sys; t = time.perf_counter(); import course; "
+        "print(time.perf_counter() - t, *{'torch', 'triton', 'matplotlib'} & set(sys.modules))"
+    )
+    runs = [in_python(code).split() for _ in range(3)]
+    assert all(len(run) == 1 for run in runs), f"import course pulls in {runs[0][1:]}"
+    assert min(float(run[0]) for run in runs) <= 0.2
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["hardware", "cost", "roofline", "softmax", "attention", "hbm", "draw", "exercises", "explore"],
+)
+def test_the_core_needs_neither_torch_nor_triton(module):
+    code = f"import course.{module}, sys; print(*{{'torch', 'triton'}} & set(sys.modules))"
+    assert in_python(code) == ""
+
+
+# From what knows nothing to what knows all the rest: a module imports from rows above its own.
+LAYERS = """
+units tables check
+hardware
+cost
+roofline softmax hbm
+attention school
+measure
+kernels
+records
+draw
+explore
+exercises
+"""
+RANK = {name: rank for rank, row in enumerate(LAYERS.split("\n")) for name in row.split()}
+# Inside a function, so that no module needs the other to be imported: this_machine() measures.
+LATE = {("hardware", "measure")}
+
+
+def imported(path):
+    """(name of a part of the course, whether at the top level), for each import of a module."""
+    tree = ast.parse(path.read_text())
+    package = path.relative_to(ROOT).with_suffix("").parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = [*package[: -node.level], *filter(None, [node.module or ""])]
+            start = ".".join(base) if node.level else node.module
+            names = [f"{start}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("course.") and name.split(".")[1] in RANK:
+                yield name.split(".")[1], node in tree.body
+
+
+def test_imports_point_one_way():
+    wrong = []
+    for path in sorted((ROOT / "course").rglob("*.py")):
+        part = path.relative_to(ROOT / "course").parts[0].removesuffix(".py")
+        if part == "__init__":
+            assert not list(imported(path)), "course itself imports nothing"
+            continue
+        assert part in RANK, f"course.{part} has no place in LAYERS"
+        for other, top in imported(path):
+            late = not top and (part, other) in LATE
+            if other != part and RANK[other] >= RANK[part] and not late:
+                wrong.append(f"{path.relative_to(ROOT)} imports course.{other}")
+    assert not wrong, wrong
+
+
+def test_no_private_name_of_triton_is_imported():
+    """D13: they move from version to version."""
+    for path in sorted((ROOT / "course").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            private = [n for n in names if n.startswith("triton.") and ("._" in n or "interp" in n)]
+            assert not private, f"{path.relative_to(ROOT)}: {private}"
+
+
+# --- what is installed ------------------------------------------------------------------------
+
+
+def test_the_specs_of_environment_yml_are_conda_specs():
+    specs = [spec for spec in ENVIRONMENT["dependencies"] if isinstance(spec, str)]
+    names = [MatchSpec(spec).name.normalized for spec in specs]
+    assert names == ["python", "pip"]
+    assert ENVIRONMENT["channels"] == ["conda-forge"]
+
+
+def test_every_file_names_the_same_python():
+    wanted = SpecifierSet(PROJECT["requires-python"])
+    conda = SpecifierSet(str(MatchSpec(ENVIRONMENT["dependencies"][0]).version))
+    for minor in (11, 12, 13):
+        assert f"3.{minor}.0" in wanted and f"3.{minor}.0" in conda
+    assert "3.10.9" not in wanted and "3.10.9" not in conda
+    assert "sys.version_info < (3, 11)" in (ROOT / "Makefile").read_text()
+
+
+def test_the_pip_lines_install_this_package_with_its_pins():
+    (lines,) = [part["pip"] for part in ENVIRONMENT["dependencies"] if isinstance(part, dict)]
+    assert lines == ["--constraint constraints.txt", "--editable .[test]"]
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
+def test_make_env_installs_from_those_very_lines():
+    show = ["make", "--eval", "show-lines:;@echo $(PIP_LINES)", "show-lines"]
+    shown = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (lines,) = [part["pip"] for part in ENVIRONMENT["dependencies"] if isinstance(part, dict)]
+    assert shown.strip() == " ".join(lines)
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_every_direct_dependency_is_pinned_and_this_run_used_the_pin(name):
+    """D13: one version, with ==."""
+    pin = PINS[name]
+    assert [s.operator for s in pin.specifier] == ["=="] and "*" not in str(pin.specifier)
+    if pin.marker is None or pin.marker.evaluate():
+        installed = importlib.metadata.version(name).split("+")[0]  # 2.13.0+cpu is 2.13.0
+        assert pin.specifier.contains(installed), f"tested with {name} {installed}"
+
+
+def test_every_pin_is_one_version_without_a_build():
+    assert len(PINS) == sum(bool(x) and x[0] != "#" for x in LINES)
+    for pin in PINS.values():
+        assert [s.operator for s in pin.specifier] == ["=="] and "+" not in str(pin.specifier)
+
+
+@pytest.mark.parametrize("where", [DIRECT, PINS], ids=["pyproject", "constraints"])
+def test_triton_is_asked_for_only_where_it_has_wheels(where):
+    """D13: no macOS, no Windows."""
+    marker = where["triton"].marker
+    assert marker.evaluate({"sys_platform": "linux"})
+    assert not any(marker.evaluate({"sys_platform": name}) for name in ("darwin", "win32"))
+
+
+def test_all_data_files_are_packed():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packed = {pattern.rsplit(".", 1)[1] for pattern in patterns["package-data"]["course"]}
+    kinds = {path.suffix[1:] for path in committed() if path.is_relative_to(ROOT / "course")}
+    assert kinds - {"py"} <= packed
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+
+
+# --- what make says ---------------------------------------------------------------------------
+
+
+def make_targets():
+    return set(re.findall(r"^([a-z]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_every_make_target_that_the_pages_name_exists():
+    for page in ROOT.glob("*.md"):
+        named = set(re.findall(r"`make ([a-z]+)", page.read_text()))
+        assert named <= make_targets(), f"{page.name} names {named - make_targets()}"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (
+            '[ "$1" = --version ] && echo Python 3.9.1; exit 1',
+            "3.11 or newer, and .* is Python 3.9.1",
+        ),
+        ("exit 127", "3.11 or newer"),
+        ('case "$2" in *venv*) exit 1;; esac', "has no venv module"),
+    ],
+    ids=["old Python", "no Python", "no venv"],
+)
+def test_what_is_missing_is_said_in_one_line(tmp_path, script, line):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("environment.yml", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "old-python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    run = ["make", "env", f"PYTHON={python}"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and not (tmp_path / ".venv").exists()
+    (said,) = done.stdout.splitlines()
+    assert re.search(line, said)
+    assert len(done.stderr.splitlines()) == 1  # make's own "Error 1"
+
+
+# --- what must not be said --------------------------------------------------------------------
+
+
+def test_no_committed_file_names_a_machine():
+    here = {str(ROOT), str(Path.home()), tempfile.gettempdir(), sys.prefix} - {"/", "/usr"}
+    pattern = re.compile("|".join([notebooks.MACHINE, *map(re.escape, here)]))
+    about_it = {ROOT / "tools" / "notebooks.py", ROOT / "tests" / "test_notebooks.py"}
+    found = []
+    for path in committed():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
+        if path not in about_it and (match := pattern.search(text)):
+            found.append(f"{os.path.relpath(path, ROOT)}: {match[0]}")
+    assert not found, found
