@@ -1,0 +1,71 @@
+"""The school of notebook 01 as arithmetic: who crosses the street how often, and for how long.
+
+A homework of some pages takes some steps. Books live in the library across the street (HBM); a
+classroom's shelf (shared memory) holds few pages. A *crossing* is one walk over the street, one way,
+with at most a shelf-load of pages. It costs the walk (latency), and a minute in the queue for each
+page (bandwidth). The flows:
+
+  "naive"  step after step: every step fetches all pages and takes all of them back
+  "fused"  all steps in the classroom; pages that do not fit on the shelf go back after each step
+  "tiled"  fused, one shelf-load after the other: each page crosses once out and once home
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from course.cost import elementwise
+from course.hardware import GPUS
+
+FLOWS = ("naive", "fused", "tiled")
+WALK_MINUTES = 5.0  # coat on, over the street; an assumption of the story
+PAGE_MINUTES = 1.0  # a page at the counter; an assumption too: it sets the scale of the clock
+
+
+def _step_minutes() -> float:
+    """One step on one page. To scale: an H100's FP32 units against its HBM, a FLOP an element."""
+    h100, page = GPUS["H100 SXM"], elementwise(10**6)
+    work, move = page.flops / h100.peak_for("fp32"), page.read / h100.bandwidth
+    return PAGE_MINUTES * work / move
+
+
+STEP_MINUTES = _step_minutes()
+
+
+@dataclass(frozen=True)
+class Day:
+    """What one flow costs: crossings one way, pages carried over, minutes by what they go to."""
+
+    crossings: int
+    carried: int
+    working: float
+
+    @property
+    def walking(self) -> float:
+        """Minutes on the street."""
+        return WALK_MINUTES * self.crossings
+
+    @property
+    def queueing(self) -> float:
+        """Minutes at the library's counter."""
+        return PAGE_MINUTES * self.carried
+
+    @property
+    def minutes(self) -> float:
+        """All of it, one after the other: the class does not work while it walks."""
+        return self.walking + self.queueing + self.working
+
+
+def day(steps: int, pages: int, shelf: int, flow: str) -> Day:
+    """The day of one class: `steps` on `pages`, with a shelf for `shelf` pages. A crossing is one way."""
+    if min(steps, pages, shelf) < 1:
+        raise ValueError(
+            f"steps, pages and shelf must be 1 or more, and are {steps}, {pages}, {shelf}."
+        )
+    if flow not in FLOWS:
+        raise ValueError(f"flow is {flow!r}; it must be one of {', '.join(FLOWS)}.")
+    stays = {"naive": 0, "fused": min(pages, shelf), "tiled": pages}[flow]  # crosses once each way
+    again = pages - stays  # crosses both ways at every step
+    crossings = 2 * (ceil(stays / shelf) + steps * ceil(again / shelf))
+    return Day(crossings, 2 * (stays + steps * again), STEP_MINUTES * steps * pages)
