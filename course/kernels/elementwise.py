@@ -21,8 +21,8 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     offsets = program * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < n
-    x = tl.load(x_ptr + offsets, mask=inside, other=0)
-    y = tl.load(y_ptr + offsets, mask=inside, other=0)
+    x = tl.load(x_ptr + offsets, mask=inside, other=0).to(tl.float32)
+    y = tl.load(y_ptr + offsets, mask=inside, other=0).to(tl.float32)
     tl.store(out_ptr + offsets, x + y, mask=inside)
 
 
@@ -56,8 +56,10 @@ def gelu(x):
 @triton.jit
 def gelu_slope(x):
     """Derivative of `gelu`."""
-    s = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    return s + x * s * (1 - s) * 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)
+    u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+    slope = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)
+    # σ(−u), not 1 − σ(u), which rounds to nothing where u is large.
+    return tl.sigmoid(u) + x * tl.sigmoid(u) * tl.sigmoid(-u) * slope
 
 
 @triton.jit
@@ -119,8 +121,8 @@ class _Chain(torch.autograd.Function):
         x, bias = ctx.saved_tensors
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _launch_chain(chain_backward_kernel, x, bias, dout, dx, *ctx.arguments)
-        dbias = dx.reshape(-1, *bias.shape).sum(0, dtype=torch.float32).to(bias.dtype)
-        return dx, dbias, dout, None, None, None
+        dbias = dx.sum(tuple(range(dx.dim() - 1)), dtype=torch.float32) if dx.dim() > 1 else dx
+        return dx, dbias.to(bias.dtype), dout, None, None, None
 
 
 def _launch_chain(kernel, x, bias, other, out, p, seed, block):

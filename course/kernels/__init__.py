@@ -1,0 +1,59 @@
+"""The same attention, on a GPU: Triton kernels written to be read.
+
+Import this before `triton`. Where there is no GPU it switches Triton's interpreter on, which
+must happen before Triton is imported, and says so in one line. Where there is no Triton at all,
+`available` is False and `reason` is the line a notebook prints.
+"""
+
+import importlib.util
+import os
+import sys
+
+
+def _set_up():
+    """(available, reason, note), after choosing between the GPU and the interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        why = (
+            f"Triton has no wheel for this platform ({sys.platform}): the Triton cells are skipped"
+        )
+        return False, f"{why}, and their recorded results are shown instead.", ""
+    if "TRITON_INTERPRET" not in os.environ:
+        import torch
+
+        if torch.cuda.is_available():
+            return True, "", ""
+        if "triton" in sys.modules:
+            why = "triton was imported before course.kernels, too late to switch its interpreter on"
+            return False, f"{why}. Restart the kernel and import course.kernels first.", ""
+        os.environ["TRITON_INTERPRET"] = "1"
+    if os.environ["TRITON_INTERPRET"] == "1":
+        return True, "", "No GPU here: Triton kernels run in its interpreter, right but slow."
+    return True, "", ""
+
+
+available, reason, note = _set_up()
+interpreted = available and os.environ.get("TRITON_INTERPRET") == "1"
+if note or reason:
+    print(note or reason)
+
+
+def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=False):
+    """softmax(q kᵀ · scale) v on the GPU, in memory that grows with N, not N²; differentiable.
+
+    q (B, H, N, d); k, v (B, H_kv, N_kv, d), all on one device, in one of float16, bfloat16 and
+    float32 (whose dots are IEEE, never TF32); d from 1 to 256, H a multiple of H_kv, any strides.
+    Causal aligns bottom-right: query i sees key j when j ≤ i + N_kv − N. A query that sees no key
+    gets 0, lse −∞ and zero gradients. scale defaults to 1/√d; any finite number will do.
+
+    Returns o (B, H, N, d), and with return_lse also lse (B, H, N): float32, natural logarithm,
+    differentiable too. Raises ValueError in one line for what it does not support, before any
+    launch; first derivatives only. As in PyTorch, a NaN or infinity in v reaches every query
+    whose tile covers it, even where the causal mask hides it (0 · NaN is NaN).
+
+    variant: "readable", or "auto", the fastest that this device and input allow.
+    """
+    if not available:
+        raise RuntimeError(reason)
+    from course.kernels.autograd import attention
+
+    return attention(q, k, v, causal=causal, scale=scale, variant=variant, return_lse=return_lse)

@@ -1,0 +1,145 @@
+"""FlashAttention backward: P is recomputed from Q, K and lse, never read from memory.
+
+With P = exp(S − lse), dP = dO Vᵀ and D = rowsum(dO ∘ O), the derivation ends in
+    dV = Pᵀ dO        dS = P ∘ (dP − D)        dQ = dS K · scale        dK = dSᵀ Q · scale.
+Sums over queries (dK, dV) need one owner a key tile, sums over keys (dQ) one a query tile: two
+kernels, each recomputing P, so that nothing is added atomically and each run gives the same bits.
+
+lse is kept as its two terms, m + log2 l in base 2: their FP32 sum would round log2 l away where
+scores are large (at 10⁶, by 6 %), and the rows of the recomputed P would not sum to one.
+"""
+
+import triton
+import triton.language as tl
+
+from course.kernels.tile import LOG2E, dot, load_tile, round_to, store_tile, visible_keys
+
+
+@triton.jit(do_not_specialize=["heads", "n_q"])
+def delta_kernel(o, do, delta_out, heads, n_q, block_q: tl.constexpr, block_d: tl.constexpr):
+    """D = rowsum(dO ∘ O), which equals rowsum(P ∘ dP): what the softmax takes from each row."""
+    tiles = tl.cdiv(n_q, block_q)
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h, first = head // heads, head % heads, tile * block_q
+    o_tile = load_tile(o, b, h, first, block_q, block_d).to(tl.float32)
+    do_tile = load_tile(do, b, h, first, block_q, block_d).to(tl.float32)
+    row = first + tl.arange(0, block_q)
+    at = delta_out + head.to(tl.int64) * n_q + row
+    tl.store(at, tl.sum(o_tile * do_tile, 1), mask=row < n_q)
+
+
+@triton.jit
+def load_rows(m, log_l, delta, head, row, n_q):
+    """m, log2 l and D of some query rows. A row that does not exist gets m = ∞, so that P = 0."""
+    at, exists = head.to(tl.int64) * n_q + row, row < n_q
+    m = tl.load(m + at, mask=exists, other=float("inf"))
+    log_l = tl.load(log_l + at, mask=exists, other=0.0)
+    return m, log_l, tl.load(delta + at, mask=exists, other=0.0)
+
+
+@triton.jit
+def visit_queries(
+    grads, k_tile, v_tile, q, do, m, log_l, delta, b, h, head, first, last, first_row, n_q, scale,
+    block_q: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """Add what the queries first … last − 1 give to dk and dv. Tiles lie keys × queries here."""
+    dk, dv = grads
+    for start in tl.range(first, last, block_q):
+        row = start + tl.arange(0, block_q)
+        q_tile = load_tile(q, b, h, start, block_q, block_d)
+        m_row, log_l_row, delta_row = load_rows(m, log_l, delta, head, row, n_q)
+        s_t = dot(k_tile, q_tile.T)
+        p_t = tl.exp2(s_t * scale - m_row[None, :] - log_l_row[None, :])
+        if masked:
+            p_t = tl.where(row[None, :] >= first_row[:, None], p_t, 0.0)
+        do_tile = load_tile(do, b, h, start, block_q, block_d)
+        dv = dot(round_to(p_t, do_tile.dtype), do_tile, dv)
+        dp_t = dot(v_tile, do_tile.T)
+        ds_t = p_t * (dp_t - delta_row[None, :])
+        dk = dot(round_to(ds_t, q_tile.dtype), q_tile, dk)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["heads", "n_q", "n_kv"])
+def dkdv_kernel(
+    q, k, v, do, dk_out, dv_out, m, log_l, delta, scale, heads, n_q, n_kv, group: tl.constexpr,
+    causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+):  # fmt: skip
+    """One tile of dk and dv, summed over the `group` query heads that share the K/V head."""
+    tiles = tl.cdiv(n_kv, block_kv)
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h, first = head // heads, head % heads, tile * block_kv
+
+    # The first row to see each key; rows before `some` see no key of the tile, from `full` on all.
+    diagonal = first + n_q - n_kv
+    first_row = diagonal + tl.arange(0, block_kv)
+    some, full = 0, 0
+    if causal:
+        some = tl.minimum(tl.maximum(diagonal, 0), n_q) // block_q * block_q
+        full = tl.cdiv(tl.minimum(tl.maximum(diagonal + block_kv - 1, 0), n_q), block_q) * block_q
+
+    k_tile = load_tile(k, b, h, first, block_kv, block_d)
+    v_tile = load_tile(v, b, h, first, block_kv, block_d)
+    dk = tl.zeros([block_kv, block_d], tl.float32)
+    dv = tl.zeros([block_kv, block_d], tl.float32)
+    for h_q in range(h * group, h * group + group):
+        head_q = b * heads * group + h_q
+        if causal:
+            dk, dv = visit_queries(
+                (dk, dv), k_tile, v_tile, q, do, m, log_l, delta, b, h_q, head_q, some, full,
+                first_row, n_q, scale * LOG2E, block_q, block_d, True,
+            )  # fmt: skip
+        dk, dv = visit_queries(
+            (dk, dv), k_tile, v_tile, q, do, m, log_l, delta, b, h_q, head_q, full, n_q,
+            first_row, n_q, scale * LOG2E, block_q, block_d, False,
+        )  # fmt: skip
+    store_tile(dk_out, b, h, first, dk * scale, block_kv, block_d)
+    store_tile(dv_out, b, h, first, dv, block_kv, block_d)
+
+
+@triton.jit
+def visit_keys(
+    dq, q_tile, do_tile, rows, k, v, b, h, first, last, last_key, scale,
+    block_kv: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """Add what the keys first … last − 1 give to dq."""
+    m, log_l, delta = rows
+    for start in tl.range(first, last, block_kv):
+        k_tile = load_tile(k, b, h, start, block_kv, block_d)
+        s = dot(q_tile, k_tile.T)
+        p = tl.exp2(s * scale - m[:, None] - log_l[:, None])
+        if masked:
+            column = start + tl.arange(0, block_kv)
+            p = tl.where(column[None, :] <= last_key[:, None], p, 0.0)
+        dp = dot(do_tile, load_tile(v, b, h, start, block_kv, block_d).T)
+        ds = p * (dp - delta[:, None])
+        dq = dot(round_to(ds, k_tile.dtype), k_tile, dq)
+    return dq
+
+
+@triton.jit(do_not_specialize=["heads", "n_q", "n_kv"])
+def dq_kernel(
+    q, k, v, do, dq_out, m, log_l, delta, scale, heads, n_q, n_kv, group: tl.constexpr,
+    causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+):  # fmt: skip
+    """One tile of dq."""
+    tiles = tl.cdiv(n_q, block_q)
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    if causal:
+        tile = tiles - 1 - tile
+    b, h, first = head // heads, head % heads, tile * block_q
+    last_key, full, end = visible_keys(first, n_q, n_kv, causal, block_q, block_kv)
+
+    q_tile = load_tile(q, b, h, first, block_q, block_d)
+    do_tile = load_tile(do, b, h, first, block_q, block_d)
+    rows = load_rows(m, log_l, delta, head, first + tl.arange(0, block_q), n_q)
+    dq = tl.zeros([block_q, block_d], tl.float32)
+    dq = visit_keys(
+        dq, q_tile, do_tile, rows, k, v, b, h // group, 0, full, last_key, scale * LOG2E,
+        block_kv, block_d, False,
+    )  # fmt: skip
+    dq = visit_keys(
+        dq, q_tile, do_tile, rows, k, v, b, h // group, full, end, last_key, scale * LOG2E,
+        block_kv, block_d, True,
+    )  # fmt: skip
+    store_tile(dq_out, b, h, first, dq * scale, block_q, block_d)

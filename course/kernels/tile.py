@@ -1,0 +1,82 @@
+"""What every kernel here does with a tile: load it, multiply it, store it.
+
+An operand arrives as a tensor descriptor (Hopper and later: the copy engine, TMA, fetches a
+whole tile, writes zeros where the tile leaves the tensor, and clips what is stored), or as
+(pointer, rows, d, strides), from which an older GPU computes one address an element.
+"""
+
+import triton
+import triton.language as tl
+
+from course.kernels import interpreted
+
+INTERPRETED = tl.constexpr(interpreted)
+LOG2E = tl.constexpr(1.4426950408889634)  # a GPU computes 2^x, so e^x is 2^(x · log2 e)
+
+
+@triton.jit
+def dot(a, b, acc=None):
+    """a @ b (+ acc), summed in FP32; FP32 operands are multiplied as FP32, not as TF32."""
+    if INTERPRETED:  # its bfloat16 product multiplies bit patterns
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def round_to(x, dtype: tl.constexpr):
+    """FP32 values in another type, rounded to nearest."""
+    if INTERPRETED and dtype == tl.bfloat16:  # its cast truncates: round the bits, ties to even
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def addresses(x, b, h, first, block: tl.constexpr, block_d: tl.constexpr):
+    """Where each element of a tile lies, and which of them exist. The strides count 16 bytes."""
+    pointer, rows, d, strides = x
+    unit: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    row, column = first + tl.arange(0, block), tl.arange(0, block_d)
+    pointer += (b * strides[0].to(tl.int64) + h * strides[1].to(tl.int64)) * unit
+    offset = row.to(tl.int64)[:, None] * (strides[2] * unit) + column[None, :]
+    return pointer + offset, (row[:, None] < rows) & (column[None, :] < d)
+
+
+@triton.jit
+def load_tile(x, b, h, first, block: tl.constexpr, block_d: tl.constexpr):
+    """Rows first … first + block − 1 of head h in batch b; zeros past the last row and past d."""
+    if isinstance(x, tl.tensor_descriptor):
+        return x.load([b, h, first, 0]).reshape(block, block_d)
+    else:
+        pointers, exist = addresses(x, b, h, first, block, block_d)
+        return tl.load(pointers, mask=exist, other=0.0)
+
+
+@triton.jit
+def store_tile(x, b, h, first, tile, block: tl.constexpr, block_d: tl.constexpr):
+    """Store a tile, rounded to x's type, leaving out the rows and columns that do not exist."""
+    if isinstance(x, tl.tensor_descriptor):
+        x.store([b, h, first, 0], round_to(tile, x.dtype).reshape(1, 1, block, block_d))
+    else:
+        pointers, exist = addresses(x, b, h, first, block, block_d)
+        tl.store(pointers, round_to(tile, x[0].dtype.element_ty), mask=exist)
+
+
+@triton.jit
+def visible_keys(
+    first, n_q, n_kv, causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr
+):
+    """For the query rows first … first + block_q − 1: (last_key, full, end).
+
+    last_key is the last key each row sees. Every row sees all keys before `full`, which is a
+    whole number of tiles; no row sees a key from `end` on. Causal aligns bottom-right.
+    """
+    last_key = tl.full([block_q], n_kv - 1, tl.int32)
+    full, end = n_kv, n_kv
+    if causal:
+        diagonal = first + n_kv - n_q
+        last_key = tl.minimum(diagonal + tl.arange(0, block_q), n_kv - 1)
+        full = tl.minimum(tl.maximum(diagonal + 1, 0), n_kv)
+        end = tl.minimum(tl.maximum(diagonal + block_q, 0), n_kv)
+    return last_key, full // block_kv * block_kv, end
