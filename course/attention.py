@@ -3,18 +3,29 @@
 Shapes: q (..., H, N, d), k and v (..., H_kv, N_kv, d), where H is a multiple of H_kv: query head h
 uses key head h // (H / H_kv). Without heads, plain (N, d) matrices. Causal aligns bottom-right:
 query i sees key j when j ≤ i + (N_kv − N). A query that sees no key has output 0, lse −∞ and zero
-gradients. Results have the precision of the inputs, and at least single precision.
+gradients. What the mask hides has no effect, even where it is NaN. Results have the precision of
+the inputs, and at least single precision. ValueError, in one line, for inputs that do not fit.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from course.cost import STATISTIC_BYTES
+from course.cost import STATISTIC_BYTES, whole
 from course.hbm import Hbm
-from course.softmax import State, finish, logsumexp, safe_softmax, update, weigh
+from course.softmax import (
+    IEEE,
+    State,
+    as_float,
+    finish,
+    logsumexp,
+    safe_softmax,
+    update,
+    weigh,
+)
 
 
+@IEEE
 def naive(q, k, v, *, causal=False, scale=None):
     """Attention as it is written: S = QKᵀ·scale, P = softmax(S), O = PV, each N×N matrix in full.
 
@@ -22,13 +33,13 @@ def naive(q, k, v, *, causal=False, scale=None):
     scale is 1/√d unless given.
     """
     x = _Heads(q, k, v, causal, scale)
-    seen = x.seen(slice(0, x.n), slice(0, x.n_kv))
-    s = np.where(seen, x.q @ x.k.swapaxes(-1, -2) * x.scale, -np.inf)
+    s = x.scores(x.q, x.k, slice(0, x.n), slice(0, x.n_kv))
     p = safe_softmax(s)
-    o = weigh(p, x.v[..., None, :, :], np.broadcast_to(seen, p.shape))
+    o = weigh(p, x.v[..., None, :, :], seen=s != -np.inf)
     return o.reshape(np.shape(q)), logsumexp(s).reshape(np.shape(q)[:-1])
 
 
+@IEEE
 def flash(q, k, v, *, block_q=64, block_kv=64, causal=False, scale=None, hbm=None):
     """The same, block by block, with the online softmax: no N×N matrix anywhere.
 
@@ -52,19 +63,24 @@ def flash(q, k, v, *, block_q=64, block_kv=64, causal=False, scale=None, hbm=Non
     return o.reshape(np.shape(q)), lse.reshape(np.shape(q)[:-1])
 
 
+@IEEE
 def naive_backward(q, k, v, o, lse, do, *, causal=False, scale=None):
-    """Gradients (dq, dk, dv) for the upstream gradient `do`, with every N×N matrix in full."""
+    """Gradients (dq, dk, dv) for the upstream gradient `do`, with every N×N matrix in full.
+
+    o and lse are what the forward pass returned; do is shaped like o.
+    """
     x = _Heads(q, k, v, causal, scale)
     o, do, lse = x.as_q(o, "o"), x.as_q(do, "do"), x.as_lse(lse)
     delta = (do * o).sum(axis=-1)
     rows, cols = slice(0, x.n), slice(0, x.n_kv)
-    p, ds = _probabilities(x, x.q, x.k, x.v, lse, do, delta, rows, cols)
-    dv = (p.swapaxes(-1, -2) @ do).sum(axis=-3, keepdims=True)  # over the query heads that share v
-    dk = (ds.swapaxes(-1, -2) @ x.q).sum(axis=-3, keepdims=True) * x.scale
-    dq = weigh(ds, x.k[..., None, :, :], np.broadcast_to(x.seen(rows, cols), ds.shape)) * x.scale
+    p, ds, seen = _probabilities(x, x.q, x.k, x.v, lse, do, delta, rows, cols)
+    dv = _over_queries(p, do, seen)
+    dk = _over_queries(ds, x.q, seen) * x.scale
+    dq = weigh(ds, x.k[..., None, :, :], seen) * x.scale
     return dq.reshape(np.shape(q)), dk.reshape(np.shape(k)), dv.reshape(np.shape(v))
 
 
+@IEEE
 def flash_backward(
     q, k, v, o, lse, do, *, block_q=64, block_kv=64, causal=False, scale=None, hbm=None
 ):
@@ -94,9 +110,9 @@ def flash_backward(
         for rows in _blocks(x.n, block_q):
             if x.sees(rows, cols):
                 q_i, do_i, lse_i, delta_i = load_rows(rows)
-                p, ds = _probabilities(x, q_i, k_j, v_j, lse_i, do_i, delta_i, rows, cols)
-                dv_j += (p.swapaxes(-1, -2) @ do_i).sum(axis=-3, keepdims=True)
-                dk_j += (ds.swapaxes(-1, -2) @ q_i).sum(axis=-3, keepdims=True)
+                p, ds, seen = _probabilities(x, q_i, k_j, v_j, lse_i, do_i, delta_i, rows, cols)
+                dv_j += _over_queries(p, do_i, seen)
+                dk_j += _over_queries(ds, q_i, seen)
         hbm.store("dK", dk[..., cols, :], dk_j * x.scale)
         hbm.store("dV", dv[..., cols, :], dv_j)
 
@@ -107,27 +123,30 @@ def flash_backward(
             if x.sees(rows, cols):
                 k_j = hbm.load("K", x.k[..., cols, :], times=x.group)
                 v_j = hbm.load("V", x.v[..., cols, :], times=x.group)
-                _, ds = _probabilities(x, q_i, k_j, v_j, lse_i, do_i, delta_i, rows, cols)
-                dq_i += weigh(
-                    ds, k_j[..., None, :, :], np.broadcast_to(x.seen(rows, cols), ds.shape)
-                )
+                _, ds, seen = _probabilities(x, q_i, k_j, v_j, lse_i, do_i, delta_i, rows, cols)
+                dq_i += weigh(ds, k_j[..., None, :, :], seen)
         hbm.store("dQ", dq[..., rows, :], dq_i * x.scale)
     return dq.reshape(np.shape(q)), dk.reshape(np.shape(k)), dv.reshape(np.shape(v))
 
 
 def _probabilities(x, q, k, v, lse, do, delta, rows, cols):
-    """P = exp(S − lse), computed again, and dS = P ∘ (dOVᵀ − D), of one tile."""
+    """P = exp(S − lse), computed again, dS = P ∘ (dOVᵀ − D), and what is seen, of one tile."""
     s = x.scores(q, k, rows, cols)
     seen = s != -np.inf
     p = np.exp(np.where(seen, s - np.where(seen.any(axis=-1), lse, 0)[..., None], -np.inf))
     dp = do @ v.swapaxes(-1, -2)
-    return p, np.where(seen, p * (dp - delta[..., None]), 0)
+    return p, np.where(seen, p * (dp - delta[..., None]), 0), seen
+
+
+def _over_queries(p, a, seen):
+    """pᵀ a of one tile, summed over the query heads that share a key head."""
+    each = weigh(p.swapaxes(-1, -2), a[..., None, :, :], seen.swapaxes(-1, -2))
+    return each.sum(axis=-3, keepdims=True)
 
 
 def _blocks(n, size):
     """Slices of `size` rows that cover n; the last may be shorter."""
-    if size < 1:
-        raise ValueError(f"A block needs at least one row, and is {size!r}.")
+    (size,) = whole(1, block=size)
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
@@ -135,15 +154,13 @@ class _Heads:
     """The checked inputs, with q as (..., H_kv, group, N, d) and k, v as (..., H_kv, 1, N_kv, d)."""
 
     def __init__(self, q, k, v, causal, scale):
-        q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
+        q, k, v = as_float(q), as_float(k), as_float(v)
         self.q_shape = q.shape
         self.group = _check(q, k, v)
         self.n, self.d, self.n_kv = *q.shape[-2:], k.shape[-2]
         self.causal = causal
-        self.scale = self.d**-0.5 if scale is None else scale
-        if not np.isfinite(self.scale):
-            raise ValueError(f"scale must be a finite number, and is {scale!r}.")
-        dtype = np.result_type(q, k, v, np.float32)
+        self.scale = self.d**-0.5 if scale is None else _finite(scale)
+        dtype = np.result_type(q, k, v)
         self.q = self._split(q, self.group).astype(dtype)
         self.k, self.v = (self._split(a, 1).astype(dtype) for a in (k, v))
 
@@ -153,7 +170,7 @@ class _Heads:
         return heads.reshape(*heads.shape[:-3], heads.shape[-3] // group, group, *heads.shape[-2:])
 
     def as_q(self, a, name):
-        a = np.asarray(a)
+        a = as_float(a)
         if a.shape != self.q_shape:
             raise ValueError(
                 f"{name} has shape {a.shape}; it must be shaped like q, {self.q_shape}."
@@ -161,7 +178,7 @@ class _Heads:
         return self._split(a, self.group).astype(self.q.dtype)
 
     def as_lse(self, lse):
-        lse = np.asarray(lse)
+        lse = as_float(lse)
         if lse.shape != self.q_shape[:-1]:
             raise ValueError(
                 f"lse has shape {lse.shape}; it must be q's without d, {self.q_shape[:-1]}."
@@ -183,6 +200,16 @@ class _Heads:
         return np.where(self.seen(rows, cols), q @ k.swapaxes(-1, -2) * self.scale, -np.inf)
 
 
+def _finite(scale):
+    try:
+        number = float(scale)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not np.isfinite(number):
+        raise ValueError(f"scale must be a finite number, and is {scale!r}.")
+    return number
+
+
 def _check(q, k, v):
     """Query heads a key head, or one line that says what does not fit."""
     if not 2 <= q.ndim == k.ndim == v.ndim:
@@ -201,5 +228,7 @@ def _check(q, k, v):
         return 1
     heads, kv_heads = q.shape[-3], k.shape[-3]
     if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"Query heads ({heads}) must be a multiple of key heads ({kv_heads}).")
+        raise ValueError(
+            f"Query heads ({heads}) must be a multiple of key heads ({kv_heads}), one at least."
+        )
     return heads // kv_heads

@@ -3,16 +3,34 @@
 A `Cost` says how much arithmetic an operation does and how many bytes it moves between main memory
 (HBM) and the chip. One fused multiply-add is 2 FLOP; bytes are what the algorithm asks of memory,
 before any cache. Whether a cache serves some of them is a question for measurement.
+
+Sizes are whole numbers (NumPy's or 16e9 will do) and become Python integers, which cannot overflow.
+Every function here raises ValueError, in one line, for a size that is negative or not whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
-from operator import index
 
 STATISTIC_BYTES = 4  # lse and delta, one FP32 number a row each
+
+
+def whole(least: int = 0, /, **sizes: float) -> list[int]:
+    """The sizes as Python integers, or a ValueError that names the one which is no size."""
+    return [_whole(name, size, least) for name, size in sizes.items()]
+
+
+def _whole(name, size, least):
+    try:
+        number = int(size)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or number != size or number < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more, and is {size!r}.")
+    return number
 
 
 @dataclass(frozen=True)
@@ -23,6 +41,11 @@ class Cost:
     read: int = 0
     written: int = 0
 
+    def __post_init__(self):
+        counts = whole(flops=self.flops, read=self.read, written=self.written)
+        for name, count in zip(("flops", "read", "written"), counts, strict=True):
+            object.__setattr__(self, name, count)
+
     @property
     def bytes(self) -> int:
         """Bytes moved, both ways."""
@@ -30,24 +53,27 @@ class Cost:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: FLOP per byte moved."""
+        """Arithmetic intensity: FLOP per byte moved. ValueError where no byte is moved."""
         if self.bytes == 0:
             raise ValueError("This cost moves no bytes, so it has no arithmetic intensity.")
         return self.flops / self.bytes
 
     def __add__(self, other: Cost) -> Cost:
         """Both, one after the other."""
-        if other == 0:  # sum() starts at 0
-            return self
-        if not isinstance(other, Cost):
-            return NotImplemented
-        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
+        if isinstance(other, Cost):
+            return Cost(
+                self.flops + other.flops, self.read + other.read, self.written + other.written
+            )
+        return self if other == 0 else NotImplemented  # sum() starts at 0
 
     __radd__ = __add__
 
-    def __rmul__(self, times: int) -> Cost:
+    def __mul__(self, times: int) -> Cost:
         """The same, `times` over."""
+        (times,) = whole(times=times)
         return Cost(times * self.flops, times * self.read, times * self.written)
+
+    __rmul__ = __mul__
 
 
 @dataclass(frozen=True)
@@ -78,22 +104,14 @@ OPS: dict[str, Op] = {
 """Operations that `chain` knows by name."""
 
 
-def _count(**sizes: int) -> None:
-    """Refuse what is no size, in one line."""
-    for name, size in sizes.items():
-        try:
-            good = index(size) >= 0
-        except TypeError:
-            good = False
-        if not good:
-            raise ValueError(f"{name} must be a whole number, 0 or more, and is {size!r}.")
-
-
 def elementwise(
     n: int, *, inputs: int = 1, outputs: int = 1, flops_per_element: int = 1, itemsize: int = 2
 ) -> Cost:
     """One kernel over n elements: each input read once, each output written once."""
-    _count(n=n, inputs=inputs, outputs=outputs, flops_per_element=flops_per_element)
+    n, inputs, outputs, flops_per_element = whole(
+        n=n, inputs=inputs, outputs=outputs, flops_per_element=flops_per_element
+    )
+    (itemsize,) = whole(1, itemsize=itemsize)
     return Cost(n * flops_per_element, n * inputs * itemsize, n * outputs * itemsize)
 
 
@@ -103,8 +121,9 @@ def chain(ops: Iterable[str | Op], n: int, *, fused: bool, itemsize: int = 2) ->
     `ops` are names of `OPS` or `Op`s. This is the *exact* count: the residual is a second tensor, a
     stored mask is written. The simple count of many texts (one tensor in, one out, whatever the
     operation) is the count of plain `Op()`s: `chain([Op()] * 4, n, fused=False)` moves 16n bytes.
+    ValueError for an empty chain or an unknown name.
     """
-    ops = [_known(op) for op in ops]
+    ops = [_known(op) for op in ([ops] if isinstance(ops, str) else ops)]
     if not ops:
         raise ValueError("A chain needs at least one operation.")
     separate = [
@@ -116,26 +135,28 @@ def chain(ops: Iterable[str | Op], n: int, *, fused: bool, itemsize: int = 2) ->
     if not fused:
         return total
     # Fused, the running tensor stays on the chip: each hand-over saves one write and one read.
-    saved = (len(ops) - 1) * n * itemsize
-    return Cost(total.flops, total.read - saved, total.written - saved)
+    saved = (len(ops) - 1) * elementwise(n, itemsize=itemsize)
+    return Cost(total.flops, total.read - saved.read, total.written - saved.written)
 
 
 def _known(op: str | Op) -> Op:
     if isinstance(op, Op):
         return op
-    if op not in OPS:
-        raise ValueError(f"No operation is called {op!r}. Known: {', '.join(OPS)}; or give an Op.")
-    return OPS[op]
+    if isinstance(op, str) and op in OPS:
+        return OPS[op]
+    raise ValueError(f"No operation is called {op!r}. Known: {', '.join(OPS)}; or give an Op.")
 
 
 def matmul(m: int, n: int, k: int, *, itemsize: int = 2) -> Cost:
     """C = A·B with A (m, k), B (k, n): 2mnk FLOP; A and B read once, C written once."""
-    _count(m=m, n=n, k=k)
+    m, n, k = whole(m=m, n=n, k=k)
+    (itemsize,) = whole(1, itemsize=itemsize)
     return Cost(2 * m * n * k, (m * k + k * n) * itemsize, m * n * itemsize)
 
 
 def visible_pairs(n: int, n_kv: int, causal: bool) -> int:
     """(query, key) pairs that attention looks at. Causal aligns bottom-right: j ≤ i + (n_kv − n)."""
+    n, n_kv = whole(n=n, n_kv=n_kv)
     if not causal:
         return n * n_kv
     rows = min(n, n_kv)  # the last rows, which see n_kv − rows + 1 … n_kv keys; earlier ones none
@@ -170,19 +191,25 @@ def attention(
     Backward: naive 8d; flash 10d, since S is computed again; tiled 14d, since it runs in two
     kernels and S and dP are needed in both. The forward pass counts no lse (inference keeps none);
     the backward pass reads lse and delta, 4 bytes each a row.
+
+    Blocks have 64 rows unless given. ValueError for an unknown flow, for blocks without
+    flow="tiled", and for heads that kv_heads does not divide.
     """
     n_kv = n if n_kv is None else n_kv
     kv_heads = heads if kv_heads is None else kv_heads
-    _count(n=n, d=d, n_kv=n_kv, heads=heads, kv_heads=kv_heads, batch=batch)
-    if kv_heads == 0 or heads % kv_heads:
+    n, n_kv, batch = whole(n=n, n_kv=n_kv, batch=batch)
+    d, heads, kv_heads, itemsize = whole(1, d=d, heads=heads, kv_heads=kv_heads, itemsize=itemsize)
+    if heads % kv_heads:
         raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}).")
     if flow not in _FLOWS:
         raise ValueError(f"flow is {flow!r}; it must be one of {', '.join(_FLOWS)}.")
     if flow != "tiled" and (block_q, block_kv) != (None, None):
         raise ValueError(f"Only flow='tiled' has block sizes, and this is flow={flow!r}.")
-    block_q, block_kv = (64 if block is None else block for block in (block_q, block_kv))
-    if min(block_q, block_kv) < 1:
-        raise ValueError(f"Blocks need at least one row, and are {block_q} and {block_kv}.")
+    block_q, block_kv = whole(
+        1,
+        block_q=64 if block_q is None else block_q,
+        block_kv=64 if block_kv is None else block_kv,
+    )
     shape = _Shape(n, n_kv, d, heads, kv_heads, causal, itemsize, block_q, block_kv)
     products, count = _FLOWS[flow][backward]
     read, written = count(shape)
@@ -220,21 +247,29 @@ class _Shape:
 
     def keys_read(self) -> int:
         """Key rows that one head loads while every Q block walks over the K blocks it can see."""
+        if not self.causal:
+            return _blocks(self.n, self.block_q) * self.n_kv
         total = 0
         for start in range(0, self.n, self.block_q):
             last_query = min(start + self.block_q, self.n) - 1
-            seen = last_query + 1 + self.n_kv - self.n if self.causal else self.n_kv
-            blocks = ceil(max(seen, 0) / self.block_kv)
-            total += min(blocks * self.block_kv, self.n_kv)
+            seen = max(last_query + 1 + self.n_kv - self.n, 0)
+            total += min(_blocks(seen, self.block_kv) * self.block_kv, self.n_kv)
         return total
 
     def queries_read(self) -> int:
         """Query rows that one head loads while every K block walks over the Q blocks that see it."""
+        if not self.causal:
+            return _blocks(self.n_kv, self.block_kv) * self.n
         total = 0
         for start in range(0, self.n_kv, self.block_kv):
-            first = max(start - (self.n_kv - self.n), 0) if self.causal else 0
+            first = max(start - (self.n_kv - self.n), 0)
             total += max(self.n - first // self.block_q * self.block_q, 0)
         return total
+
+
+def _blocks(n, size):
+    """How many blocks cover n rows; the last may be shorter."""
+    return -(-n // size)
 
 
 def _naive(x):  # S = QKᵀ · P = softmax(S) · O = PV
@@ -276,7 +311,8 @@ _FLOWS = {
 
 def tile_bytes(block_q: int, block_kv: int, d: int, *, itemsize: int = 2) -> int:
     """Shared memory that one Q tile, one K tile and one V tile take."""
-    _count(block_q=block_q, block_kv=block_kv, d=d)
+    block_q, block_kv, d = whole(block_q=block_q, block_kv=block_kv, d=d)
+    (itemsize,) = whole(1, itemsize=itemsize)
     return (block_q + 2 * block_kv) * d * itemsize
 
 
@@ -285,9 +321,8 @@ def paper_tiles(sram_bytes: int, d: int, *, itemsize: int = 2) -> tuple[int, int
 
     B_c = ⌈M/4d⌉ and B_r = min(B_c, d), where M counts *elements*, not bytes.
     """
-    if d < 1:
-        raise ValueError(f"d must be 1 or more, and is {d}.")
-    block_kv = ceil(sram_bytes // itemsize / (4 * d))
+    sram_bytes, d, itemsize = whole(1, sram_bytes=sram_bytes, d=d, itemsize=itemsize)
+    block_kv = _blocks(sram_bytes, 4 * d * itemsize)
     return min(block_kv, d), block_kv
 
 
@@ -298,26 +333,47 @@ def kv_cache_bytes(
     head_dim: int,
     tokens: int = 1,
     batch: int = 1,
-    itemsize: int = 2,
+    itemsize: float = 2,
     window: int | None = None,
 ) -> int:
     """Bytes of K and V kept for `tokens` of each of `batch` sequences.
 
     head_dim is the model's own figure: hidden size / heads is wrong for some models. With a sliding
     window only the last `window` tokens are kept; add two calls for a model that mixes layers.
-    Latent attention (MLA) keeps no K and V: see `latent_cache_bytes`.
+    Latent attention (MLA) keeps no K and V: see `latent_cache_bytes`. itemsize is 0.5 for 4 bits.
     """
-    _count(layers=layers, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, batch=batch)
-    kept = tokens if window is None else min(tokens, window)
-    return 2 * layers * kv_heads * head_dim * kept * batch * itemsize
+    layers, kv_heads, head_dim, tokens, batch, window = whole(
+        layers=layers, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, batch=batch,
+        window=tokens if window is None else window,
+    )  # fmt: skip
+    return ceil(2 * layers * kv_heads * head_dim * min(tokens, window) * batch * _size(itemsize))
 
 
 def latent_cache_bytes(
-    *, layers: int, latent_dim: int, rope_dim: int, tokens: int = 1, batch: int = 1, itemsize: int = 2
-) -> int:  # fmt: skip
+    *,
+    layers: int,
+    latent_dim: int,
+    rope_dim: int,
+    tokens: int = 1,
+    batch: int = 1,
+    itemsize: float = 2,
+) -> int:
     """Bytes that multi-head latent attention keeps: one shared latent and one rotary key a token."""
-    _count(layers=layers, latent_dim=latent_dim, rope_dim=rope_dim, tokens=tokens, batch=batch)
-    return layers * (latent_dim + rope_dim) * tokens * batch * itemsize
+    layers, latent_dim, rope_dim, tokens, batch = whole(
+        layers=layers, latent_dim=latent_dim, rope_dim=rope_dim, tokens=tokens, batch=batch
+    )
+    return ceil(layers * (latent_dim + rope_dim) * tokens * batch * _size(itemsize))
+
+
+def _size(itemsize):
+    """Bytes an element, exactly: quantised ones take less than one."""
+    try:
+        size = Fraction(float(itemsize))
+    except (TypeError, ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise ValueError(f"itemsize must be a number of bytes above 0, and is {itemsize!r}.")
+    return size
 
 
 def decode_step(
@@ -326,15 +382,21 @@ def decode_step(
     kv_bytes: int = 0,
     batch: int = 1,
     itemsize: float = 2,
-    kv_itemsize: int = 2,
+    kv_itemsize: float = 2,
     queries_per_kv_head: int = 1,
 ) -> Cost:
     """One token for each of `batch` sequences: the weights read once, each sequence's K and V read.
 
-    kv_bytes is the cache of *one* sequence. itemsize is bytes a weight (0.5 for 4 bits). Each weight
-    is used in one multiply-add a sequence; each cached number in one for every query head on it.
+    kv_bytes is the cache of *one* sequence. itemsize is bytes a weight (0.5 for 4 bits), kv_itemsize
+    bytes a cached number. Each weight is used in one multiply-add a sequence; each cached number in
+    one for every query head on it.
     """
-    _count(weight_bytes=weight_bytes, kv_bytes=kv_bytes, batch=batch)
-    flops = 2 * batch * int(weight_bytes / itemsize)
-    flops += 2 * batch * queries_per_kv_head * (kv_bytes // kv_itemsize)
+    weight_bytes, kv_bytes, batch, queries_per_kv_head = whole(
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
+        batch=batch,
+        queries_per_kv_head=queries_per_kv_head,
+    )
+    flops = 2 * batch * (weight_bytes // _size(itemsize))
+    flops += 2 * batch * queries_per_kv_head * (kv_bytes // _size(kv_itemsize))
     return Cost(flops, weight_bytes + batch * kv_bytes, 0)

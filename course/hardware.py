@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from math import isfinite
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB = 2**10, 2**20, 2**30
@@ -32,11 +33,14 @@ class Level:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU (or, from `this_machine`, the processor that is here)."""
+    """One GPU (or, from `this_machine`, the processor that is here).
+
+    ValueError for a peak or bandwidth that is not in FLOP/s or bytes/s: a giga or tera left out.
+    """
 
     name: str
     sms: int | None  # streaming multiprocessors
-    peak: dict[str, float]  # dense FLOP/s by data type
+    peak: dict[str, float] = field(hash=False)  # dense FLOP/s by data type
     bandwidth: float  # bytes/s of main memory
     smem_per_sm: int | None  # bytes of shared memory an SM
     smem_per_block: int | None  # bytes of it that one block may use
@@ -44,6 +48,14 @@ class Gpu:
     hbm_bytes: int | None
     source: str
     levels: tuple[Level, ...] = field(repr=False, default=())
+
+    def __post_init__(self):
+        rates = {f"{dtype} peak in FLOP/s": rate for dtype, rate in self.peak.items()}
+        for what, rate in (rates | {"bandwidth in bytes/s": self.bandwidth}).items():
+            if not (isfinite(rate) and rate > 1e6):  # any machine that runs Python does more
+                raise ValueError(
+                    f"The {what} of {self.name} is {rate!r}: was a 1e9 or 1e12 left out?"
+                )
 
     def peak_for(self, dtype: str) -> float:
         """Dense peak in FLOP/s; a ValueError names the types this GPU has."""
@@ -133,7 +145,7 @@ LADDER: tuple[Level, ...] = (
 def this_machine() -> Gpu:
     """The processor that is here, measured now: its GPU where there is one, otherwise its CPU.
 
-    Takes a few seconds the first time. Method, date and versions are in `.source`.
+    Takes a few seconds the first time. Method and date are in `.source`.
     """
     from course import measure  # measuring is not needed to read the tables above
 

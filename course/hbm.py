@@ -12,12 +12,17 @@ from collections import Counter
 
 import numpy as np
 
+from course.cost import whole
+
 
 class Hbm:
-    """Counts the bytes that cross the boundary, by the name of the tensor they belong to."""
+    """Counts the bytes that cross the boundary, by the name of the tensor they belong to.
+
+    itemsize: bytes an element, a whole number, or ValueError.
+    """
 
     def __init__(self, itemsize: int = 2):
-        self.itemsize = itemsize
+        (self.itemsize,) = whole(1, itemsize=itemsize)
         self.read_by_name: Counter[str] = Counter()
         self.written_by_name: Counter[str] = Counter()
 

@@ -6,7 +6,7 @@ For one row of scores s_j with values v_j, seen so far:
 
 so that o / l is the softmax-weighted sum of the values and m + log l is log Σ exp(s_j).
 A masked score is −∞. A row with nothing to see has output 0 and lse −∞, never NaN.
-Sums are kept in at least single precision.
+Sums are kept in at least single precision. ValueError for what is not real numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
+# A NaN that the inputs hold or cause comes out as NaN, and exp of far below 0 as 0: no warnings.
+IEEE = np.errstate(invalid="ignore", under="ignore")
 
 
 class State(NamedTuple):
@@ -31,12 +34,20 @@ class State(NamedTuple):
         )
 
 
+@IEEE
 def update(state: State, scores: np.ndarray, values: np.ndarray) -> State:
     """The state after one more block.
 
     scores: (..., block); values: (..., block, d), or (block, d) where all rows share them.
+    ValueError for other shapes.
     """
-    scores = _float(scores)
+    scores, values = as_float(scores), as_float(values)
+    block, d = scores.shape[-1:], np.shape(state.o)[-1:]
+    if scores.ndim == 0 or values.shape[-2:] != block + d:
+        raise ValueError(
+            f"scores {scores.shape} and a state of width {d} need values (..., block, d), "
+            f"and these are {values.shape}."
+        )
     m = np.maximum(state.m, scores.max(axis=-1, initial=-np.inf))
     alpha = _exp(state.m, m)  # turns what was measured from the old maximum to the new one
     p = _exp(scores, m[..., None])
@@ -45,37 +56,50 @@ def update(state: State, scores: np.ndarray, values: np.ndarray) -> State:
     return State(m, l, o)
 
 
+@IEEE
 def merge(a: State, b: State) -> State:
-    """The state of two disjoint sets of keys, from the state of each. Associative, commutative."""
+    """The state of two disjoint sets of keys, from the state of each. Associative, commutative.
+
+    A finished result (output, lse) is the state State(m=lse, l=1, o=output). ValueError where the
+    widths d differ.
+    """
+    if np.shape(a.o)[-1:] != np.shape(b.o)[-1:]:
+        raise ValueError(f"States of different widths: o is {np.shape(a.o)} and {np.shape(b.o)}.")
     m = np.maximum(a.m, b.m)
     alpha, beta = _exp(a.m, m), _exp(b.m, m)
-    return State(m, alpha * a.l + beta * b.l, alpha[..., None] * a.o + beta[..., None] * b.o)
+    o = alpha[..., None] * np.asarray(a.o) + beta[..., None] * np.asarray(b.o)
+    return State(m, alpha * a.l + beta * b.l, o)
 
 
+@IEEE
 def finish(state: State) -> tuple[np.ndarray, np.ndarray]:
     """(output, lse): o / l of shape (..., d), and m + log l of shape (...), the natural logarithm."""
-    some = state.l != 0  # l is at least 1 once anything was seen
-    l = np.where(some, state.l, 1)
-    return state.o / l[..., None], np.where(some, state.m + np.log(l), -np.inf)
+    l = np.where(np.equal(state.l, 0), 1, state.l)  # l is at least 1 once anything was seen
+    return state.o / l[..., None], _lse(state.m, l)
 
 
+@IEEE
 def safe_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     """Softmax with the maximum taken off first, so that exp cannot overflow.
 
     A slice that is all −∞ gives zeros. A slice that holds +∞ or NaN gives NaN, as in SciPy.
     """
-    x = _float(x)
+    x = as_float(x)
     p = _exp(x, x.max(axis=axis, keepdims=True, initial=-np.inf))
     total = p.sum(axis=axis, keepdims=True)
     return p / np.where(total == 0, 1, total)
 
 
+@IEEE
 def logsumexp(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """log Σ exp(x) along an axis, with the maximum taken off first; −∞ where all of it is −∞."""
-    x = _float(x)
+    """log Σ exp(x) along an axis, with the maximum taken off first; −∞ where all of it is −∞.
+
+    A slice that holds +∞ gives +∞, one that holds NaN gives NaN, as in SciPy.
+    """
+    x = as_float(x)
     m = x.max(axis=axis, keepdims=True, initial=-np.inf)
-    with np.errstate(divide="ignore"):  # log 0 = −∞ is the right answer
-        return np.squeeze(m, axis) + np.log(_exp(x, m).sum(axis=axis))
+    l = _exp(x, m).sum(axis=axis)
+    return _lse(np.squeeze(m, axis), np.where(l == 0, 1, l))
 
 
 def weigh(p: np.ndarray, values: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -83,13 +107,12 @@ def weigh(p: np.ndarray, values: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
     A plain product would let a NaN in a masked value through, since 0 · NaN is NaN.
     """
-    values = np.asarray(values)
     finite = np.isfinite(values)
     total = _product(p, np.where(finite, values, 0))
     spoilt = ~finite.all(axis=-1)  # keys with a value that is not finite: rare, taken one by one
-    for j in np.flatnonzero(spoilt.reshape(-1, spoilt.shape[-1]).any(axis=0)):
+    for j in np.flatnonzero(spoilt.any(axis=tuple(range(spoilt.ndim - 1)))):
         v = np.where(finite[..., j, :], 0, values[..., j, :])
-        total = total + np.where(seen[..., j, None], p[..., j, None] * v, 0)
+        total = total + p[..., j, None] * np.where(seen[..., j, None], v, 0)
     return total
 
 
@@ -101,13 +124,20 @@ def _product(p, values):
     return (p[..., None, :] @ values)[..., 0, :]
 
 
+@np.errstate(over="ignore")  # x − m may leave the range of numbers: −∞ is then right
 def _exp(x, m):
     """exp(x − m), where −∞ − (−∞), a masked score of a row with nothing seen, gives 0."""
-    with np.errstate(invalid="ignore"):  # ∞ − ∞: a +∞ score makes its row NaN, on purpose
-        return np.exp(x - np.where(m == -np.inf, 0, m))
+    return np.exp(x - np.where(m == -np.inf, 0, m))
 
 
-def _float(x):
-    """At least single precision: half precision is for storage, not for sums."""
+def _lse(m, l):
+    return np.where(np.isinf(m), m, m + np.log(l))
+
+
+def as_float(x) -> np.ndarray:
+    """An array of at least single precision: half precision is for storage, not for sums."""
     x = np.asarray(x)
-    return x.astype(np.result_type(x.dtype, np.float32), copy=False)
+    dtype = np.result_type(x.dtype, np.float32)
+    if dtype.kind != "f":
+        raise ValueError(f"Real numbers are needed, and these are {x.dtype}.")
+    return x.astype(dtype, copy=False)

@@ -1,18 +1,12 @@
-"""Numbers as the pages print them: bytes in powers of ten or of two, seconds, rates."""
+"""Numbers as the pages print them: bytes in powers of ten or of two, seconds, rates.
+
+Each function prints `digits` significant digits, or all digits of the whole part where it has more.
+ValueError for NaN and infinity, which are no amounts.
+"""
 
 from __future__ import annotations
 
-
-def _scaled(x: float, base: int, prefixes: tuple[str, ...], unit: str, digits: int) -> str:
-    step = 0
-    while abs(x) >= base and step < len(prefixes) - 1:
-        x, step = x / base, step + 1
-    if (
-        float(f"{x:.{digits}g}") >= base and step < len(prefixes) - 1
-    ):  # 999.9 prints as 1 of the next
-        x, step = x / base, step + 1
-    text = f"{x:.{digits}g}" if abs(x) < 10**digits else f"{x:.0f}"
-    return f"{text} {prefixes[step]}{unit}"
+from math import isfinite
 
 
 def decimal(x: float, unit: str = "B", digits: int = 3) -> str:
@@ -22,11 +16,22 @@ def decimal(x: float, unit: str = "B", digits: int = 3) -> str:
 
 def binary(x: float, unit: str = "B", digits: int = 3) -> str:
     """4194304 → '4 MiB'."""
-    return _scaled(x, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi"), unit, digits)
+    return _scaled(x, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), unit, digits)
 
 
 def seconds(x: float, digits: int = 3) -> str:
     """4.13e-5 → '41.3 µs'."""
-    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-    size, unit = next((pair for pair in units if x >= pair[0]), units[-1])
-    return f"{x / size:.{digits}g} {unit}"
+    return _scaled(x * 1e9, 1000, ("n", "µ", "m", ""), "s", digits)
+
+
+def _scaled(x: float, base: int, prefixes: tuple[str, ...], unit: str, digits: int) -> str:
+    if not isfinite(x):
+        raise ValueError(f"{x!r} is no amount of {unit}.")
+    step = 0
+    while abs(float(_rounded(x, digits))) >= base and step < len(prefixes) - 1:
+        x, step = x / base, step + 1  # as printed: 999.9 is 1 of the next
+    return f"{_rounded(x, digits)} {prefixes[step]}{unit}"
+
+
+def _rounded(x: float, digits: int) -> str:
+    return f"{x:.{digits}g}" if abs(x) < 10**digits - 0.5 else f"{x:.0f}"
