@@ -220,7 +220,7 @@ def test_every_make_target_that_the_pages_name_exists():
             '[ "$1" = --version ] && echo Python 3.9.1; exit 1',
             "3.11 or newer, and .* is Python 3.9.1",
         ),
-        ("exit 127", "3.11 or newer"),
+        ("exit 127", "3.11 or newer, and .* is missing"),
         ('case "$2" in *venv*) exit 1;; esac', "has no venv module"),
     ],
     ids=["old Python", "no Python", "no venv"],

@@ -14,7 +14,7 @@ How to write one, in `course/exercises/<notebook>.py`:
             yield (scale * rng.standard_normal((rng.integers(2, 5), 7)),)
 
     row_mean = Exercise(
-        "Row mean", difficulty=1, minutes=3, answer=mean, cases=_cases,
+        "Row mean", difficulty=1, minutes=3, answer=mean, cases=_cases,  # answer: the solution
         task="Write mean(x): the mean of each row, shape (..., 1).",
         hints=("Sum along the last axis.", "Then divide by the length of that axis."),
         wrong=[
@@ -41,11 +41,17 @@ The wrong answers do double duty. An attempt that behaves like one of them is to
 diagnosis; and `tests/test_exercises.py` proves of every exercise that its solution passes, that
 its stub is open and that each wrong answer gets the diagnosis meant for it. Any other wrong
 attempt is told what differs first: an exception, None, a changed input, shape, dtype, a number
-that is not finite, the largest error.
+that is not finite, the first number that is off.
 
-An answer may also be a value: leave `cases` out and give values as `answer` and in `wrong`.
-`call(attempt, *args)` says how to run an attempt that is not simply called: launch a kernel on the
-arguments, or count its bytes too, `lambda f, q: (f(q, hbm=(h := Hbm())), h.bytes)`.
+In the notebook, `ex.row_mean` or `ex.bound` as the last line of a cell shows the task. Then come
+the stub, where `...` stands for what the reader writes, and `ex.row_mean.check(mean)` or
+`ex.bound.check(...)`. The output of stub and right answer never changes, so nbval compares it.
+
+Make `cases` in FP64, with shapes and scales that break what is nearly right; a handful is enough.
+FP16 or FP32 cases need a `reference` in FP64. An answer may also be a value: leave `cases` out and
+give values as `answer` and in `wrong`. Several functions go in as a tuple, with `call(attempt,
+*args)` to run them. `call` also launches a kernel on the arguments, or counts its bytes too:
+`lambda f, q: (f(q, hbm=(h := Hbm())), h.bytes)`.
 """
 
 import copy
