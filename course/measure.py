@@ -57,6 +57,8 @@ def time(fn, *, device="cpu", budget=0.2, cold=True) -> Timing:
     "cuda" by events on the GPU's own queue, and with `cold` the L2 is filled with other data
     before each call, by reading a buffer four times its size.
     """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}: time on cpu or cuda")
     fn()  # compiles, allocates: never measured
     once = _seconds(fn)
     warmup = min(int(budget / 3 / once), 1000)
@@ -142,12 +144,12 @@ def matmul_rate(n, dtype="fp32", *, device="cpu", budget=0.3) -> dict:
             raise ValueError(f"unknown dtype {dtype!r}: one of {', '.join(kinds)}")
         a, b = torch.randn(2, n, n, device="cuda").to(kinds[dtype])
         out = torch.empty_like(a)
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         try:
             timing = time(lambda: torch.mm(a, b, out=out), device="cuda", budget=budget)
         finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
+            torch.set_float32_matmul_precision(before)
     return {"n": n, "dtype": dtype, "rate": timing.rate(2 * n**3), "stamp": timing.stamp}
 
 
@@ -469,7 +471,7 @@ def _read_ncu(text):
         if not row["ID"]:  # the line of units
             continue
         name = row["Kernel Name"]
-        if name.startswith(_MARK):
+        if _MARK in name:
             runs.append(run)
             run = []
         else:

@@ -1,0 +1,138 @@
+"""The kernels of notebook 03 on a real GPU: rounding, many programs, offsets beyond 2³¹."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+if not torch.cuda.is_available() or find_spec("triton") is None:
+    pytest.skip("needs a CUDA GPU and Triton", allow_module_level=True)
+
+from course.kernels import elementwise as ew
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = [(1,), (3, 129), (2, 3, 1000), (513, 1024), (64, 40_001)]
+BEYOND = 2**31
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
+
+
+def mask(shape, p, seed, block=1024):
+    zeros = torch.zeros(shape, device="cuda")
+    bias = torch.zeros(shape[-1], device="cuda")
+    return ew.bias_gelu_dropout_residual(zeros + 3, bias, zeros, p=p, seed=seed, block=block) != 0
+
+
+def chain_reference(x, bias, residual, keep, p):
+    y = F.gelu(x + bias, approximate="tanh")
+    return torch.where(keep, y / (1 - p), 0) + residual
+
+
+def no_worse_than_pytorch(ours, theirs, exact):
+    assert torch.isfinite(ours).all()
+    error, allowed = (ours.double() - exact).abs(), (theirs.double() - exact).abs()
+    one_rounding = torch.finfo(ours.dtype).eps / 2 * exact.abs().max()
+    assert error.max() <= 2 * torch.maximum(allowed.max(), one_rounding)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_and_softmax(shape, dtype):
+    x, y = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    assert torch.equal(ew.add(x, y), x + y)
+    for one_block in (ew.ONE_BLOCK, 256):
+        ours = ew.softmax(4 * x, one_block=one_block)
+        no_worse_than_pytorch(ours, torch.softmax(4 * x, -1), torch.softmax(4 * x.double(), -1))
+    gaps = x.T if x.dim() == 2 else x
+    torch.testing.assert_close(ew.softmax(gaps), torch.softmax(gaps, -1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chain_and_its_gradients(shape, dtype):
+    p, seed = 0.3, 11
+    tensors = [random(*s, dtype=dtype, seed=i) for i, s in enumerate((shape, shape[-1:], shape))]
+    dout, keep = random(*shape, dtype=dtype, seed=9), mask(shape, p, seed)
+
+    def run(chain, dtype):
+        inputs = [t.to(dtype).detach().requires_grad_() for t in tensors]
+        out = chain(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, inputs, dout.to(dtype))]
+
+    ours = run(lambda *t: ew.bias_gelu_dropout_residual(*t, p=p, seed=seed), dtype)
+    theirs = run(lambda *t: chain_reference(*t, keep, p), dtype)
+    exact = run(lambda *t: chain_reference(*t, keep, p), torch.float64)
+    for one in zip(ours, theirs, exact, strict=True):
+        no_worse_than_pytorch(*one)
+
+
+def test_case_a23_one_seed_one_mask():
+    first = mask((301, 4100), 0.5, seed=7)
+    for block in (16, 256, 8192):
+        assert torch.equal(mask((301, 4100), 0.5, seed=7, block=block), first)
+    assert abs((mask((301, 4100), 0.5, seed=8) != first).double().mean().item() - 0.5) < 0.01
+    assert abs(first.double().mean().item() - 0.5) < 0.005
+
+
+def test_the_mask_is_the_interpreter_s():
+    """The same seed drops the same elements on a laptop and here."""
+    import os
+    import subprocess
+    import sys
+
+    code = (
+        "import torch; from course.kernels.elementwise import bias_gelu_dropout_residual as f\n"
+        "z = torch.zeros(3, 70); out = f(z + 3, z[0], z, p=0.5, seed=2**33 + 5)\n"
+        "print(''.join('01'[int(k)] for k in (out != 0).flatten()))"
+    )
+    env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    here = mask((3, 70), 0.5, seed=2**33 + 5).flatten().tolist()
+    assert done.stdout.split()[-1] == "".join("01"[int(k)] for k in here)
+
+
+def test_case_a24_empty():
+    x = torch.empty(0, 8, device="cuda", requires_grad=True)
+    ew.bias_gelu_dropout_residual(x, x.new_zeros(8), x).sum().backward()
+    assert x.grad.shape == (0, 8)
+    assert ew.softmax(x.detach()).shape == ew.add(x.detach(), x.detach()).shape == (0, 8)
+
+
+def test_more_than_2_to_the_31_elements():
+    """FP16, so 4.3 GB a tensor; the end is what a 32-bit offset would not reach."""
+    if torch.cuda.mem_get_info()[0] < 20e9:
+        pytest.skip("needs 20 GB of free GPU memory")
+    n = BEYOND + 1000
+    x = torch.ones(n, device="cuda", dtype=torch.float16)
+    x[-1000:] = 2
+    out = ew.add(x, x)
+    assert (out[-1000:] == 4).all() and (out[:1000] == 2).all()
+    assert (out[BEYOND - 1000 : BEYOND] == 2).all()
+    del out
+
+    rows = x[: BEYOND + 992].view(-1, 32)  # the chain over rows, and over one row
+    keep = ew.bias_gelu_dropout_residual(rows, x[:32], rows, p=0.5, seed=1) != rows
+    assert abs(keep[-10_000:].double().mean().item() - 0.5) < 0.01
+    assert not torch.equal(keep[-31:], keep[:31])  # its own numbers, not those of row 0 again
+    del keep
+    one_row = ew.bias_gelu_dropout_residual(x, x, x, p=0)
+    assert torch.allclose(one_row[-1000:], F.gelu(x[-1:] * 2, approximate="tanh") + 2, rtol=1e-3)
+    del one_row
+
+    wide = x[:BEYOND].view(2**17, 2**14)
+    wide[-1] = random(2**14, dtype=torch.float16)
+    torch.testing.assert_close(ew.softmax(wide)[-1], torch.softmax(wide[-1], -1))
+    far = x.as_strided((2, 8), (BEYOND + 992, 1))
+    torch.testing.assert_close(ew.softmax(far, one_block=4), torch.softmax(far, -1))
+
+
+def test_a_tensor_on_the_cpu_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="on the CPU") as error:
+        ew.softmax(torch.ones(4))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,227 @@
+"""The kernels of notebook 03 in Triton's interpreter (on the GPU, where there is one)."""
+
+import inspect
+import re
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("Triton has no wheel for this system", allow_module_level=True)
+
+from course.kernels import elementwise as ew
+
+import torch  # isort: skip  # after course.kernels, which decides about the interpreter
+import torch.nn.functional as F
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = [(1,), (7,), (3, 129), (2, 3, 1000), (5, 1024), (4, 2050)]
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def mask(shape, p, seed, block=1024):
+    """What the chain keeps: it turns 3 into something, and drops to 0."""
+    zeros = torch.zeros(shape, device=DEVICE)
+    out = ew.bias_gelu_dropout_residual(zeros + 3, zeros[..., :][(0,) * (len(shape) - 1)], zeros,
+                                        p=p, seed=seed, block=block)  # fmt: skip
+    return out != 0
+
+
+def chain_reference(x, bias, residual, keep, p):
+    """The chain in plain PyTorch, in the data type of its inputs."""
+    y = F.gelu(x + bias, approximate="tanh")
+    return torch.where(keep, y / (1 - p), 0) + residual
+
+
+def no_worse_than_pytorch(ours, theirs, exact):
+    """Our error against FP64 is at most twice PyTorch's in the same data type, and finite."""
+    assert torch.isfinite(ours).all()
+    error, allowed = (ours.double() - exact).abs(), (theirs.double() - exact).abs()
+    one_rounding = torch.finfo(ours.dtype).eps / 2 * exact.abs().max()  # PyTorch may be lucky
+    assert error.max() <= 2 * torch.maximum(allowed.max(), one_rounding)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_is_pytorch_s(shape, dtype):
+    x, y = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    ours = ew.add(x, y, block=64)
+    if dtype == torch.bfloat16 and DEVICE == "cpu":  # the interpreter cuts where a GPU rounds
+        torch.testing.assert_close(ours, x + y, rtol=2**-7, atol=0)
+    else:
+        assert torch.equal(ours, x + y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chain_and_its_gradients(shape, dtype):
+    p, seed = 0.3, 11
+    tensors = [random(*s, dtype=dtype, seed=i) for i, s in enumerate((shape, shape[-1:], shape))]
+    dout, keep = random(*shape, dtype=dtype, seed=9), mask(shape, p, seed)
+
+    def run(chain, dtype):
+        inputs = [t.to(dtype).detach().requires_grad_() for t in tensors]
+        out = chain(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, inputs, dout.to(dtype))]
+
+    ours = run(lambda *t: ew.bias_gelu_dropout_residual(*t, p=p, seed=seed, block=256), dtype)
+    theirs = run(lambda *t: chain_reference(*t, keep, p), dtype)
+    exact = run(lambda *t: chain_reference(*t, keep, p), torch.float64)
+    for one in zip(ours, theirs, exact, strict=True):
+        no_worse_than_pytorch(*one)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+def test_dropout_keeps_the_part_it_should_and_the_mean(p):
+    kept = mask((16, 4001), p, seed=3).double().mean().item()
+    assert abs(kept - (1 - p)) < 4 * (p * (1 - p) / 64016) ** 0.5 + 1e-12
+    ones = torch.ones(16, 4001, device=DEVICE)
+    out = ew.bias_gelu_dropout_residual(ones, ones[0] * 0, ones * 0, p=p, seed=3)
+    plain = F.gelu(torch.tensor(1.0), approximate="tanh").item()
+    assert out.mean().item() == pytest.approx(kept / (1 - p) * plain, rel=1e-4)
+
+
+def test_case_a23_one_seed_one_mask_for_any_block_size():
+    shape = (3, 1030)
+    first = mask(shape, 0.5, seed=7)
+    for block in (16, 64, 1024, 4096):
+        assert torch.equal(mask(shape, 0.5, seed=7, block=block), first)
+    other = mask(shape, 0.5, seed=8)
+    assert 0.4 < (other != first).double().mean() < 0.6  # another seed, another mask
+
+
+def test_case_a23_no_two_elements_share_a_number():
+    """Rows, and the four numbers of a draw, differ: neighbours agree half of the time."""
+    keep = mask((32, 2048), 0.5, seed=1).double()
+    for a, b in ((keep[1:], keep[:-1]), (keep[:, 1:], keep[:, :-1]), (keep[:, 4:], keep[:, :-4])):
+        assert abs((a == b).double().mean().item() - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**40 + 1, -5])
+def test_case_a23_forward_and_backward_drop_the_same_elements(seed):
+    x = (torch.zeros(3, 130, device=DEVICE) + 3).requires_grad_()
+    zeros = torch.zeros(3, 130, device=DEVICE)
+    out = ew.bias_gelu_dropout_residual(x, zeros[0], zeros, p=0.5, seed=seed, block=64)
+    out.sum().backward()
+    assert torch.equal(out != 0, x.grad != 0)
+    again = ew.bias_gelu_dropout_residual(x, zeros[0], zeros, p=0.5, seed=seed)
+    assert torch.equal(again, out)  # bit for bit
+
+
+def test_gradients_by_finite_differences():
+    """Independent of autograd: the slope of the kernel itself."""
+    x, bias, residual = random(2, 33), random(33, seed=1), random(2, 33, seed=2)
+
+    def chain(x):
+        return ew.bias_gelu_dropout_residual(x, bias, residual, p=0.4, seed=5)
+
+    x.requires_grad_()
+    chain(x).sum().backward()
+    h = 1e-2
+    slope = (chain(x.detach() + h) - chain(x.detach() - h)) / (2 * h)
+    assert (x.grad - slope).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("one_block", [ew.ONE_BLOCK, 64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax_short_and_long_rows(shape, one_block, dtype):
+    x = random(*shape, dtype=dtype) * 4
+    ours = ew.softmax(x, one_block=one_block)
+    no_worse_than_pytorch(ours, torch.softmax(x, -1), torch.softmax(x.double(), -1))
+
+
+@pytest.mark.parametrize("one_block", [ew.ONE_BLOCK, 4])
+def test_softmax_of_adversarial_rows(one_block):
+    inf, nan = float("inf"), float("nan")
+    rows = [
+        [0, 0, 0, 0, 0, 0, 0],
+        [1e4, -1e4, 0, 0, 0, 0, 1e4],
+        [-3e38] * 7,
+        [-inf] * 4 + [1, 2, 3],  # the first block of four has nothing to say
+        [3, 2, 1] + [-inf] * 4,
+        [0, 1, 2, 3, 4, 5, 88],
+    ]
+    x = torch.tensor(rows, device=DEVICE)
+    ours = ew.softmax(x, one_block=one_block)
+    assert (ours - torch.softmax(x.double(), -1)).abs().max() < 1e-6
+    nothing = torch.full((2, 7), -inf, device=DEVICE)
+    assert torch.equal(ew.softmax(nothing, one_block=one_block), torch.zeros_like(nothing))
+    assert torch.isnan(
+        ew.softmax(torch.tensor([[1, nan, 2.0]], device=DEVICE), one_block=one_block)
+    ).all()
+
+
+def test_tensors_with_gaps():
+    wide = random(6, 300)
+    for x in (wide[:, ::3], wide.T, wide[:, 7:200], wide[::2], wide[0].expand(4, 300)):
+        assert torch.equal(ew.add(x, x), x + x)
+        assert torch.allclose(ew.softmax(x), torch.softmax(x, -1), atol=1e-6)
+        bias = wide.reshape(-1)[: 2 * x.shape[-1] : 2]
+        ours = ew.bias_gelu_dropout_residual(x, bias, x, p=0)
+        assert torch.allclose(ours, F.gelu(x + bias, approximate="tanh") + x, atol=1e-5)
+
+
+def test_case_a24_empty_tensors():
+    for shape in ((0,), (0, 8), (3, 0), (2, 0, 8)):
+        x = torch.empty(shape, device=DEVICE, requires_grad=True)
+        bias = torch.ones(shape[-1:], device=DEVICE, requires_grad=True)
+        out = ew.bias_gelu_dropout_residual(x, bias, x)
+        assert out.shape == shape
+        out.sum().backward()
+        assert x.grad.shape == shape and torch.equal(bias.grad, torch.zeros_like(bias))
+        with torch.no_grad():
+            assert ew.add(x, x).shape == ew.softmax(x).shape == shape
+
+
+def test_rows_more_than_2_to_the_31_elements_apart(tmp_path):
+    """Offsets are 64-bit. A sparse file stands in for 4 GB, so that none are used."""
+    if DEVICE == "cuda":
+        pytest.skip("tests/gpu does this with real memory")
+    stride, rows, cols = 2**30, 4, 8
+    file = np.memmap(tmp_path / "sparse", np.float16, "w+", shape=(rows - 1) * stride + cols)
+    x = torch.from_numpy(np.asarray(file)).as_strided((rows, cols), (stride, 1))
+    x.copy_(random(rows, cols, dtype=torch.float16))
+    assert torch.allclose(ew.softmax(x), torch.softmax(x, -1), atol=1e-3)
+    assert torch.allclose(ew.softmax(x, one_block=4), torch.softmax(x, -1), atol=1e-3)
+    ours = ew.bias_gelu_dropout_residual(x, x[3], x, p=0)
+    assert torch.allclose(ours, F.gelu(x + x[3], approximate="tanh") + x, atol=1e-2)
+
+
+def test_case_d11_every_masked_load_says_what_to_fill_with():
+    """The interpreter fills with zeros by itself; a GPU does not."""
+    loads = re.findall(r"tl\.load\([^)]*\)", inspect.getsource(ew))
+    assert len(loads) >= 10
+    assert all("mask=" in load and "other=" in load for load in loads)
+
+
+X = torch.ones(2, 8, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: ew.add(X, X[:1]), "same shape"),
+        (lambda: ew.add(X, X.half()), "cast one"),
+        (lambda: ew.add(X.int(), X.int()), "use float16, bfloat16 or float32"),
+        (lambda: ew.add(X.double(), X.double()), "use float16"),
+        (lambda: ew.softmax(X[0, 0]), "at least one axis"),
+        (lambda: ew.softmax(X.clone().requires_grad_()), "no backward pass"),
+        (lambda: ew.add(X, X.clone().requires_grad_()), "no backward pass"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X, X), "last axis"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X[0]), "shape of x"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, p=1), "less than 1"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, p=float("nan")), "less than 1"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, block=100), "power of two"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, says):
+    with pytest.raises(ValueError, match=says) as error:
+        call()
+    assert "\n" not in str(error.value)
