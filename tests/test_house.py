@@ -217,7 +217,7 @@ def test_every_make_target_that_the_pages_name_exists():
     ("script", "line"),
     [
         (
-            '[ "$1" = --version ] && echo Python 3.9.1; exit 1',
+            '[ "$1" = --version ] && echo Python 3.9.1 && exit; exit 1',
             "3.11 or newer, and .* is Python 3.9.1",
         ),
         ("exit 127", "3.11 or newer, and .* is missing"),
