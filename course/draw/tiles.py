@@ -1,0 +1,169 @@
+"""Figures of the tiled forward pass: its loop, its on-chip budget, its bytes, its growth."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from course import cost
+from course.draw.static import static
+from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT
+from course.hardware import GPUS, KiB
+from course.units import binary, decimal
+
+PARTS = ("Q", "K", "V")  # what a tile keeps in shared memory, and how each part is filled
+FILLS = dict(zip(PARTS, (("#cfb0dd", "//"), ("#f0c987", ".."), ("#a8d5c2", "\\\\")), strict=True))
+
+
+def budget(block_q: int, block_kv: int, d: int, itemsize: int = 2) -> dict[str, int]:
+    """Bytes of shared memory by tile: {"Q": …, "K": …, "V": …}."""
+    q, k = block_q * d * itemsize, block_kv * d * itemsize
+    return {"Q": q, "K": k, "V": k}
+
+
+def loop(ax, row: int = 1, col: int = 2, count: tuple[int, int] = (4, 6)) -> str:
+    """One moment of the tiled loop: which tiles are on the chip, and the score tile they make."""
+    rows, cols = count
+    ax.set(xlim=(-2.1, cols + 5.3), ylim=(rows + 0.9, -3.4))
+    ax.axis("off")
+
+    def box(x, y, w, h, here, hatch=""):
+        face = LEVELS["shared"].colour if here else PAPER
+        ax.add_patch(
+            Rectangle((x, y), w, h, facecolor=face, edgecolor=SOFT, hatch=hatch * here, lw=1.2)
+        )
+
+    for i in range(rows):
+        box(-1.6, i, 0.9, 1, i == row, "//")
+        box(cols + 0.5, i, 0.9, 1, False)
+        for j in range(cols):
+            box(j, i, 1, 1, False)
+    for j in range(cols):
+        box(j, -1.25, 1, 0.75, j == col, "//")
+        box(j, -2.25, 1, 0.75, j == col, "//")
+    done = FLOWS["flash"]
+    ax.add_patch(Rectangle((0, row), col, 1, facecolor=GRID, edgecolor=SOFT, hatch="xx"))
+    ax.add_patch(Rectangle((col, row), 1, 1, facecolor=done.colour, edgecolor=INK, lw=2))
+    ax.add_patch(Rectangle((cols + 0.5, row), 0.9, 1, facecolor=LEVELS["registers"].colour,
+                           edgecolor=INK, lw=2))  # fmt: skip
+    ax.text(col + 0.5, row + 0.5, "s", ha="center", va="center", color=PAPER, weight="bold")
+    ax.text(cols + 0.95, row + 0.5, "o", ha="center", va="center", weight="bold")
+    for x, y, name in (
+        (-1.15, -0.3, "Q"),
+        (cols + 0.95, -0.3, "O"),
+        (-0.3, -0.88, "Kᵀ"),
+        (-0.3, -1.88, "V"),
+    ):
+        ax.text(x, y, name, ha="center", va="center", weight="bold", fontsize=15)
+    ax.annotate("", (cols, -2.6), (0, -2.6), arrowprops=dict(arrowstyle="-|>", lw=2, color=ACCENT))
+    ax.text(cols / 2, -2.75, "inner loop: K and V tiles stream past", ha="center", color=ACCENT)
+    ax.annotate(
+        "", (-1.85, rows), (-1.85, 0), arrowprops=dict(arrowstyle="-|>", lw=2, color=ACCENT)
+    )
+    ax.text(-1.75, rows + 0.55, "outer loop: one Q tile at a time", color=ACCENT)
+    ax.text(cols + 1.75, row + 0.5, "m, ℓ, o of the Q tile:\nkept on the chip", va="center")
+    ax.text(cols + 1.75, row - 1.9, "hatched: the tiles\nof Q, K, V on the chip", va="center")
+    ax.text(
+        cols + 1.75, row + 2.3, "crossed: score tiles that\nwere used and thrown away", va="center"
+    )
+    return (
+        "One moment of the tiled loop: one tile each of Q, K and V is on the chip; their score tile s "
+        "updates m, ℓ and o of the Q tile and is thrown away. The N×N matrix never exists in HBM."
+    )
+
+
+@static("tiled_loop", size=(11, 5.4))
+def _(ax):
+    return loop(ax)
+
+
+def sram(ax, block_q: int, block_kv: int, d: int, limit: int, itemsize: int = 2) -> str:
+    """Shared memory that the tiles take, against the limit of one block."""
+    left, said = 0, []
+    for name, size in budget(block_q, block_kv, d, itemsize).items():
+        colour, hatch = FILLS[name]
+        rows = block_q if name == "Q" else block_kv
+        ax.barh(0, size / KiB, left=left / KiB, height=0.5, facecolor=colour, hatch=hatch,
+                edgecolor=INK, label=f"{name} tile {rows}×{d}: {binary(size)}")  # fmt: skip
+        ax.text((left + size / 2) / KiB, 0.3, name, ha="center", va="bottom", weight="bold")
+        said.append(f"{name} {binary(size)}")
+        left += size
+    ax.axvline(limit / KiB, color=ACCENT, ls="--")
+    ax.text(
+        limit / KiB - 2, -0.55, f"limit: {binary(limit)}", color=ACCENT, ha="right", va="bottom"
+    )
+    ax.text((left + limit) / 2 / KiB, 0, f"free: {binary(limit - left)}", ha="center", va="center")
+    ax.set(
+        xlim=(0, 1.04 * limit / KiB), ylim=(-0.6, 1.2), yticks=(), xlabel="shared memory, KiB",
+        title=f"The tiles take {binary(left)}",
+    )  # fmt: skip
+    ax.spines["left"].set_visible(False)
+    ax.legend(loc="upper right", bbox_to_anchor=(0.93, 1), ncols=3, handlelength=1.2)
+    return f"Shared memory of one tile set: {', '.join(said)}, {binary(left)} of {binary(limit)}."
+
+
+@static("tile_budget", size=(10, 3.4))
+def _(ax):
+    return sram(ax, 128, 64, 128, GPUS["H100 SXM"].smem_per_sm)
+
+
+def bytes_against(axes, counted: dict, predicted: dict) -> str:
+    """Counted bytes against block_q, block_kv, M and N, a panel each, with the prediction.
+
+    Both map the name of what varies to {value: bytes}; `predicted` may hold more values.
+    """
+    said = []
+    panels = list(np.ravel(axes))
+    for ax, name in zip(panels, counted, strict=True):
+        line, points = predicted[name], counted[name]
+        ax.plot(list(line), [b / 1e6 for b in line.values()], color=FLOWS["tiled"].colour, ls="--",
+                label="formula")  # fmt: skip
+        ax.plot(list(points), [b / 1e6 for b in points.values()], color=INK, ls="", marker="s",
+                label="counted")  # fmt: skip
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xticks(list(points), [f"{x}" for x in points])
+        low, high = min(line.values()) / 1e6, max(line.values()) / 1e6
+        ax.set(xlabel=name, ylim=(0.5 * min(low, 0.8), 2 * max(high, 3)))
+        ax.grid(True, which="major", axis="y")
+        ax.minorticks_off()
+        first, *_, last = points.values()
+        said.append(f"{name}: {decimal(first)} to {decimal(last)}")
+    for ax in panels[:: len(np.atleast_2d(axes)[0])]:
+        ax.set_ylabel("MB moved")
+    panels[0].legend()
+    return f"Bytes counted and predicted agree at every point. From left to right in {'; '.join(said)}."
+
+
+def growth(axes, ns, d: int = 128, itemsize: int = 2) -> str:
+    """Left: bytes that must be kept, S against m and ℓ. Right: FLOPs, the same for both."""
+    ns = np.asarray(ns)
+    kept, work = axes
+    naive = ns**2 * itemsize
+    flash = ns * 2 * 4  # m and ℓ, FP32
+    operands = 4 * ns * d * itemsize
+    kept.plot(ns, naive, label="S, naive", **FLOWS["naive"].line)
+    kept.plot(ns, operands, color=SOFT, ls="-", marker="", label="Q, K, V and O")
+    kept.plot(ns, flash, label="m and ℓ, fused", **FLOWS["flash"].line)
+    sizes = [2.0**p for p in (10, 20, 30)]
+    kept.set_yscale("log", base=2)
+    kept.set_yticks(sizes, [binary(b) for b in sizes])
+    kept.set(title="Memory, one head", ylim=(2**11, 2**38))
+    kept.legend(loc="upper left")
+    flops = [cost.attention(int(n), d, flow="flash").flops for n in ns]
+    work.plot(ns, flops, color=INK, marker="v", label="naive and fused")
+    work.set(yscale="log", title="Arithmetic, one head")
+    powers = [p for p in range(6, 18, 2) if min(flops) / 10 <= 10**p <= max(flops) * 10]
+    work.set_yticks([10.0**p for p in powers], [decimal(10.0**p, "FLOP") for p in powers])
+    work.legend(loc="upper left")
+    for ax in axes:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ns[::2], [f"{n:,}" for n in ns[::2]])
+        ax.set_xlabel("N")
+        ax.minorticks_off()
+        ax.grid(True)
+    return (
+        f"From N = {ns[0]:,} to {ns[-1]:,}: S grows from {binary(naive[0])} to {binary(naive[-1])}, "
+        f"m and ℓ from {binary(flash[0])} to {binary(flash[-1])}, and the FLOPs of both flows "
+        f"by a factor of {flops[-1] / flops[0]:,.0f}."
+    )
