@@ -3,6 +3,7 @@
 import functools
 import importlib
 import pkgutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +130,13 @@ class TestEveryQuestion:
         assert item.verdict(...)[0] == "open"
 
 
+@pytest.mark.parametrize("item", [*items(Exercise), *items(Question)])
+def test_every_one_is_asked_in_a_notebook(item, request):
+    name = request.node.callspec.id.split(".")[-1]
+    notebooks = (Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb")
+    assert any(f".{name}.check(" in path.read_text(encoding="utf-8") for path in notebooks)
+
+
 # --- the mechanism ----------------------------------------------------------------------------
 
 
@@ -175,6 +183,28 @@ def test_a_stub_inside_a_jit_function_is_found():
             return mean(x)
 
     assert toy.verdict(JITFunction(), 0)[0] == "open"
+
+
+def test_a_stub_that_only_shares_its_name_with_a_method_is_not_meant():
+    def has_a_method(x):
+        return x.helper_stub() if hasattr(x, "helper_stub") else mean(x)
+
+    assert toy.verdict(has_a_method, 0)[0] == "right"
+
+
+def test_several_functions_are_one_answer(capsys):
+    both = Exercise(
+        "Both",
+        task="",
+        answer=(mean, no_return),
+        cases=hostile,
+        call=lambda functions, x: [f(x) for f in functions],
+        wrong=[],
+    )
+    assert both.verdict((mean, no_return), 0)[0] == "right"
+    assert both.verdict((mean, helper_stub), 0)[0] == "open"
+    both.solution()
+    assert capsys.readouterr().out.count("def ") == 2
 
 
 def test_an_ellipsis_that_indexes_is_no_stub():

@@ -18,7 +18,9 @@ def _inner(attempt):
 
 
 def source(attempt) -> str:
-    """The source of a function, dedented; "" where there is none."""
+    """The source of a function, or of several in a tuple, dedented; "" where there is none."""
+    if isinstance(attempt, tuple):
+        return "\n\n".join(filter(None, map(source, attempt)))
     try:
         return textwrap.dedent(inspect.getsource(unwrap(attempt)))
     except (OSError, TypeError):
@@ -44,7 +46,7 @@ def still_open(attempt, seen: tuple = ()) -> str:
     for node in nodes:
         if isinstance(node, ast.Constant) and node.value is ... and id(node) not in index:
             return text.splitlines()[node.lineno - 1].strip()
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    names = dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name))
     helpers = [getattr(function, "__globals__", {}).get(name) for name in names]
     seen = (*seen, function)
     for helper in map(unwrap, helpers):
