@@ -46,6 +46,7 @@ that is not finite, the first number that is off.
 In the notebook, `ex.row_mean` or `ex.bound` as the last line of a cell shows the task. Then come
 the stub, where `...` stands for what the reader writes, and `ex.row_mean.check(mean)` or
 `ex.bound.check(...)`. The output of stub and right answer never changes, so nbval compares it.
+All texts are shown as they stand: write α and ℓ, not LaTeX or Markdown.
 
 Make `cases` in FP64, with shapes and scales that break what is nearly right; a handful is enough.
 FP16 or FP32 cases need a `reference` in FP64. An answer may also be a value: leave `cases` out and
