@@ -80,13 +80,14 @@ class Cost:
 class Op:
     """One element-wise operation of a chain: it takes the running tensor and gives it back changed.
 
-    `reads` and `writes` count further full-size tensors, such as a residual or a stored mask.
+    `reads` counts further full-size tensors, such as a residual; `stored` the bytes an element of
+    what is kept for the backward pass, such as a dropout mask.
     """
 
     name: str = "op"
     flops: int = 1  # an element
     reads: int = 0
-    writes: int = 0
+    stored: int = 0
 
 
 OPS: dict[str, Op] = {
@@ -97,7 +98,7 @@ OPS: dict[str, Op] = {
         Op("gelu", 9),  # ½x(1 + tanh(√(2/π)(x + 0.044715x³)))
         Op("scale", 1),
         Op("dropout", 2),  # compare, multiply; the mask comes from a seed
-        Op("stored dropout", 2, writes=1),  # the mask is written for the backward pass
+        Op("stored dropout", 2, stored=1),  # the mask, one byte an element
         Op("residual", 1, reads=1),  # a second tensor
     )
 }
@@ -127,10 +128,10 @@ def chain(ops: Iterable[str | Op], n: int, *, fused: bool, itemsize: int = 2) ->
     if not ops:
         raise ValueError("A chain needs at least one operation.")
     separate = [
-        elementwise(n, inputs=1 + op.reads, outputs=1 + op.writes, flops_per_element=op.flops,
-                    itemsize=itemsize)
+        elementwise(n, inputs=1 + op.reads, flops_per_element=op.flops, itemsize=itemsize)
+        + elementwise(n, inputs=0, outputs=op.stored, flops_per_element=0, itemsize=1)
         for op in ops
-    ]  # fmt: skip
+    ]
     total = sum(separate, Cost())
     if not fused:
         return total
