@@ -36,13 +36,17 @@ function render({ model, el }) {
   model.on("change:caption change:error", showWords);
   model.on("change:caption change:error", speak);
 
-  const stopNaming = whenAttached(el, () => nameControls(el.closest(".course-explorer")));
+  const detach = whenAttached(el, () => {
+    const stopNaming = nameControls(el.closest(".course-explorer"));
+    const showStill = hideStill(el);
+    return () => { stopNaming(); showStill(); };
+  });
   return () => {
     model.off(null, showPicture);
     model.off(null, showWords);
     model.off(null, speak);
     clearTimeout(rest);
-    stopNaming();
+    detach();
     URL.revokeObjectURL(image.src);
   };
 }
@@ -55,11 +59,20 @@ function whenAttached(el, start) {
   return () => { seen.disconnect(); stop?.(); };
 }
 
+// In JupyterLab explorer.css hides the stored picture above a live one. Elsewhere, VS Code for one,
+// there are no class names to go by.
+function hideStill(el) {
+  if (el.closest(".jp-OutputArea")) return () => {};
+  const before = (still) => still.compareDocumentPosition(el) & Node.DOCUMENT_POSITION_FOLLOWING;
+  const still = [...document.querySelectorAll(".course-explorer-still")].filter(before).at(-1);
+  still?.style.setProperty("display", "none");
+  return () => still?.style.removeProperty("display");
+}
+
 // ipywidgets leaves slider handles and play buttons without a name, and speaks a slider's position
 // where its value is meant (the exponent of a log slider, the index of an option).
 function nameControls(box) {
-  if (!box) return;
-  box.dataset.lmSuppressShortcuts = "true"; // keys pressed on a control are not JupyterLab's
+  if (!box) return () => {};
   const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
   const name = () => {
     for (const slider of box.querySelectorAll(".widget-slider, .widget-hslider")) {

@@ -193,9 +193,8 @@ class Explorer:
 
     def close(self):
         """Stop following the controls and drop the widgets."""
-        for control in self.controls.values():
-            control.unobserve_all()
-        for widget in (self.box, *_below(self.box)):
+        for widget in _family(self.box):
+            widget.unobserve_all()
             widget.close()
 
     def _ipython_display_(self):
@@ -275,12 +274,17 @@ def _play_button(slider):
         value=slider.value,
         interval=700,
         show_repeat=False,
+        layout=widgets.Layout(width="5rem"),
     )
     play.link = widgets.jslink((play, "value"), (slider, "value"))
     return play
 
 
-def _below(widget):
+def _family(widget):
+    """A widget, those below it, and their layouts, styles and links."""
+    yield widget
+    for name in ("layout", "style", "link"):
+        if hasattr(widget, name):
+            yield getattr(widget, name)
     for child in getattr(widget, "children", ()):
-        yield from _below(child)
-        yield child
+        yield from _family(child)

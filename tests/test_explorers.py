@@ -1,0 +1,190 @@
+"""Every explorer that `course.explore.EXPLORERS` names, at every corner of its ranges."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import itertools
+import numbers
+import pathlib
+import random
+import warnings
+
+import numpy as np
+import pytest
+from matplotlib.text import Annotation, Text
+from PIL import Image
+
+from course import explore
+from course.explore.explorer import positions
+
+CORNERS = 32  # drawn at most, of all combinations of the controls' ends; a fixed choice of them
+MECHANISM = {"__init__", "__main__", "explorer"}
+
+
+def build(name, **initial):
+    return getattr(explore, name)(**initial)
+
+
+def corners(explorer):
+    """All combinations of the ends of the controls, as values."""
+    ends = [positions(control) for control in explorer.controls.values()]
+    return [
+        dict(zip(explorer.controls, values, strict=True)) for values in itertools.product(*ends)
+    ]
+
+
+def some(items, count):
+    return items if len(items) <= count else random.Random(0).sample(items, count)
+
+
+def move_to(explorer, values):
+    """Set every control, then redraw, once."""
+    with contextlib.ExitStack() as stack:
+        for name, control in explorer.controls.items():
+            stack.enter_context(control.hold_trait_notifications())
+            control.value = values[name]
+
+
+def flaws(data, where="data"):
+    """The places where there is NaN or +inf; −inf is a masked score or the maximum of nothing."""
+    if isinstance(data, dict):
+        data = data.items()
+    elif dataclasses.is_dataclass(data):
+        data = vars(data).items()
+    elif isinstance(data, np.ndarray) and data.dtype.kind in "fc":
+        return [where] if np.isnan(data).any() or np.isposinf(data).any() else []
+    elif isinstance(data, list | tuple):
+        data = enumerate(data)
+    elif isinstance(data, numbers.Real):
+        return [where] if np.isnan(data) or np.isposinf(data) else []
+    else:
+        return []
+    return [flaw for key, value in data for flaw in flaws(value, f"{where}.{key}")]
+
+
+def texts(figure):
+    """The texts that a reader sees, tick labels aside."""
+    found = [*figure.texts]
+    for ax in figure.axes:
+        legend = ax.get_legend()
+        found += [*ax.texts, ax.title, ax.xaxis.label, ax.yaxis.label]
+        found += legend.get_texts() if legend else []
+    return [t for t in found if t.get_visible() and t.get_text().strip() and not hidden(t)]
+
+
+def hidden(text):
+    """An annotation of a point outside the axes is not drawn."""
+    return isinstance(text, Annotation) and not text._check_xy(None)
+
+
+def box(text):
+    return Text.get_window_extent(text)  # of the words of an annotation, without its arrow
+
+
+def pixels(png):
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+
+
+@pytest.fixture(params=explore.EXPLORERS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_every_module_is_registered_and_no_other():
+    files = pathlib.Path(explore.__file__).parent.glob("*.py")
+    modules = {f.stem for f in files if not f.stem.startswith("_")} - MECHANISM
+    assert set(explore.EXPLORERS) == modules
+
+
+def test_the_four_functions(name):
+    module = importlib.import_module(f"course.explore.{name}")
+    for function in ("compute", "draw", "describe", name):
+        assert getattr(module, function).__doc__, f"{name}.{function} has no docstring"
+
+
+def test_data_are_finite_at_every_corner(name):
+    explorer = build(name)
+    for values in some(corners(explorer), 256):
+        assert not flaws(explorer.compute(**values)), values
+
+
+def test_every_control_moves_through_its_range(name):
+    explorer = build(name)
+    for control in explorer.controls.values():
+        first, pictures = control.value, set()
+        for value in positions(control, 5):
+            control.value = value
+            assert_words(explorer)
+            pictures.add(explorer.picture.png + explorer.picture.caption.encode())
+        assert len(pictures) > 1, f"{name}: {control.description} changes nothing"
+        control.value = first
+
+
+def test_every_corner_draws_inside_the_picture(name):
+    explorer = build(name)
+    for values in some(corners(explorer), CORNERS):
+        move_to(explorer, values)
+        assert_words(explorer)
+        picture = pixels(explorer.png())
+        for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
+            assert (edge == picture[0, 0]).all(), f"ink at the edge of the picture: {values}"
+        frame = explorer.figure.bbox
+        for text in texts(explorer.figure):
+            b = box(text)
+            inside = b.x0 >= -1 and b.y0 >= -1 and b.x1 <= frame.x1 + 1 and b.y1 <= frame.y1 + 1
+            assert inside, f"{text.get_text()!r} leaves the picture: {values}"
+
+
+def assert_words(explorer):
+    words = explorer.picture.caption
+    assert words[0].isupper() or words[0].isdigit(), words
+    assert words.endswith("."), words
+    assert 20 < len(words) < 600, words
+    assert not {"nan", "inf"} & set(words.lower().replace(",", " ").split()), words
+
+
+def test_a_moved_picture_equals_a_fresh_one(name):
+    explorer = build(name)
+    for values in some(corners(explorer), 4):
+        move_to(explorer, values)
+        fresh = build(name, **values)
+        if explorer.png() != fresh.png():
+            rows, columns = np.nonzero((pixels(explorer.png()) != pixels(fresh.png())).any(-1))
+            area = f"x {columns.min()}–{columns.max()}, y {rows.min()}–{rows.max()}"
+            pytest.fail(f"forgotten by move(), in pixels {area}: {values}")
+
+
+def test_the_picture_is_matplotlibs_own(name):
+    """What moves is painted last, so an artist meant to lie on top of it must be returned too."""
+    explorer = build(name)
+    move_to(explorer, corners(explorer)[-1])
+    file = io.BytesIO()
+    explorer.figure.savefig(file, dpi=100)
+    differs = np.abs(pixels(explorer.png()) - pixels(file.getvalue())).max(axis=-1) > 64
+    assert differs.mean() < 0.005
+
+
+def test_texts_are_legible_and_apart_at_first(name):
+    explorer = build(name)
+    seen = texts(explorer.figure)
+    for text in seen:
+        assert text.get_fontsize() >= 9, text.get_text()
+    for a, b in itertools.combinations(seen, 2):
+        one, two = box(a), box(b)
+        common = one.intersection(one, two)
+        if common:
+            overlap = common.width * common.height
+            least = min(one.width * one.height, two.width * two.height)
+            assert overlap < 0.2 * least, f"{a.get_text()!r} on {b.get_text()!r}"
+
+
+def test_the_first_picture_is_small_enough_to_store(name):
+    assert len(build(name).still()) < 150_000
