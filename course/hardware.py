@@ -69,6 +69,8 @@ class Gpu:
 # measured about 30 cycles for shared memory, 260 for the L2 and 470 for HBM.
 _LATENCY = "latency: order of magnitude, after arXiv:2402.13499"
 _REGISTER_BYTES = 64 * KiB * 4  # 64K registers of 32 bits an SM, from Turing to Blackwell
+THREAD_REGISTER_BYTES = 255 * 4
+"""The most that one thread may hold: 255 registers of 32 bits (CUDA C++ programming guide)."""
 
 
 def _levels(sms, clock, smem_per_sm, l2_bytes, hbm_bytes, bandwidth, memory, source):

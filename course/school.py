@@ -69,3 +69,46 @@ def day(steps: int, pages: int, shelf: int, flow: str) -> Day:
     again = pages - stays  # crosses both ways at every step
     crossings = 2 * (ceil(stays / shelf) + steps * ceil(again / shelf))
     return Day(crossings, 2 * (stays + steps * again), STEP_MINUTES * steps * pages)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One stay in the classroom: so many pages were carried there, and got so many steps."""
+
+    pages: int
+    steps: int
+
+
+def visits(steps: int, pages: int, shelf: int, flow: str) -> list[Visit]:
+    """The stays of one day in order, for the "naive" and the "tiled" flow."""
+    if flow not in ("naive", "tiled"):
+        raise ValueError(f"flow is {flow!r}; only a naive and a tiled day are told visit by visit.")
+    day(steps, pages, shelf, flow)  # refuses sizes below 1
+    loads = [min(shelf, pages - first) for first in range(0, pages, shelf)]
+    if flow == "tiled":
+        return [Visit(load, steps) for load in loads]
+    return [Visit(load, 1) for _ in range(steps) for load in loads]
+
+
+LIBRARY, CLASSROOM = 0.0, 1.0
+
+
+def path(visits: list[Visit]) -> list[tuple[float, float]]:
+    """(minute, place) at every turn: the day begins and ends at the library's counter.
+
+    Between two turns the class stands still or walks evenly. Only walks with pages are told, as
+    only they move bytes: asking for a page costs no more than calling its number.
+    """
+    clock, turns = 0.0, [(0.0, LIBRARY)]
+    for visit in visits:
+        stays = (
+            (PAGE_MINUTES * visit.pages, LIBRARY),  # in the queue
+            (WALK_MINUTES, CLASSROOM),
+            (STEP_MINUTES * visit.pages * visit.steps, CLASSROOM),  # at work
+            (WALK_MINUTES, LIBRARY),
+            (PAGE_MINUTES * visit.pages, LIBRARY),  # in the queue again, to give back
+        )
+        for minutes, place in stays:
+            clock += minutes
+            turns.append((clock, place))
+    return turns

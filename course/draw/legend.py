@@ -27,7 +27,7 @@ def legend(axes) -> str:
     """Left: the memory levels, near to far. Right: the flows, as lines and as bars."""
     left, right = axes
     for ax, title in ((left, "Memory levels"), (right, "Flows")):
-        ax.set(xlim=(0, 10), ylim=(-0.15, 6.1))
+        ax.set(xlim=(0, 10), ylim=(-0.15, 6.1), xticks=(), yticks=())
         ax.set_title(title, loc="left")
         ax.axis("off")
     for i, (name, words) in enumerate(LEVEL_WORDS.items()):

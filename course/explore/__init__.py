@@ -7,7 +7,13 @@ import importlib
 import sys
 import types
 
-EXPLORERS = ()  # the modules of this package that build an explorer, each by a function of its name
+EXPLORERS = (  # the modules of this package that build an explorer, each by a function of its name
+    "school",
+    "day",
+    "pyramid",
+    "online",
+    "tiles",
+)
 
 
 def __getattr__(name):
