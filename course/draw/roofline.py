@@ -81,15 +81,17 @@ class Roof:
         self.slope_name.set_text(decimal(gpu.bandwidth, "B/s"))
         self.slope_name.set_position(self._above(middle, middle * gpu.bandwidth))
         self.flat_name.set_text(f"peak {decimal(peak, 'FLOP/s')}")
-        self.flat_name.set_position(_shift(self.ax, _widest(ridge, right, points), peak, 0, -7))
-        self.ridge_name.set_text(f"ridge {_number(ridge)} FLOP/byte")
-        self.ridge_name.set_position(_shift(self.ax, ridge, bottom, 5, 4))
+        reach = text_size(self.flat_name.get_text(), SMALL)[0] / 2
+        middle = min(_widest(ridge, right, points), shift(self.ax, right, peak, -reach, 0)[0])
+        self.flat_name.set_position(shift(self.ax, middle, peak, 0, -7))
+        self.ridge_name.set_text(f"ridge {number(ridge)} FLOP/byte")
+        self.ridge_name.set_position(shift(self.ax, ridge, bottom, 5, 4))
         return self.artists
 
     def _above(self, x, y):
         """A little above the slope, at right angles to it."""
         angle = np.radians(slope_angle(self.ax))
-        return _shift(self.ax, x, y, -5 * np.sin(angle), 5 * np.cos(angle))
+        return shift(self.ax, x, y, -5 * np.sin(angle), 5 * np.cos(angle))
 
     @property
     def artists(self) -> list:
@@ -99,17 +101,17 @@ class Roof:
 
     def obstacles(self) -> np.ndarray:
         """Boxes, in points, that the labels of points should keep off."""
-        boxes = [along(_points(self.ax, line.get_xydata())) for line in (self.slope, self.flat)]
-        boxes.append(along(_points(self.ax, self.ridge.get_xydata()), thickness=1))
+        boxes = [along(to_points(self.ax, line.get_xydata())) for line in (self.slope, self.flat)]
+        boxes.append(along(to_points(self.ax, self.ridge.get_xydata()), thickness=1))
         for name, fall in ((self.flat_name, -1), (self.ridge_name, 0)):
             (x, y), (w, h) = (
-                _points(self.ax, [name.get_position()])[0],
+                to_points(self.ax, [name.get_position()])[0],
                 text_size(name.get_text(), SMALL),
             )
             x -= w / 2 if name.get_ha() == "center" else 0
             y += fall * h
             boxes.append([[x, y, x + w, y + h]])
-        middle = _points(self.ax, [self.slope_name.get_position()])[0]
+        middle = to_points(self.ax, [self.slope_name.get_position()])[0]
         angle = np.radians(slope_angle(self.ax))
         reach = text_size(self.slope_name.get_text(), SMALL)[0] / 2
         reach = reach * np.array([np.cos(angle), np.sin(angle)])
@@ -176,21 +178,21 @@ def ridges(ax, gpus: Sequence[Gpu], *, dtype: str = "fp16", mark: float | None =
         ax.plot(*zip(*roof, strict=True), color=colour, ls=dash, lw=3)
         ax.plot([ridge, ridge], [bottom, peak], color=colour, ls=dash, lw=1)
         ax.plot(ridge, peak, marker=marker, ms=11, color=colour, zorder=4)
-        lines.append(along(_points(ax, roof)))
+        lines.append(along(to_points(ax, roof)))
         spots.append((ridge, peak))
-        names.append(f"{gpu.name}: {_number(ridge)}")
+        names.append(f"{gpu.name}: {number(ridge)}")
     if mark:
         ax.axvline(mark, color=ACCENT, lw=2.5)
         top = ax.get_ylim()[1]
-        ax.text(*_shift(ax, mark, top, 6, -4), f"an operation at {_number(mark)} FLOP/byte",
+        ax.text(*shift(ax, mark, top, 6, -4), f"an operation at {number(mark)} FLOP/byte",
                 color=ACCENT, fontsize=SMALL, weight="bold", va="top")  # fmt: skip
-        lines.append(along(_points(ax, [(mark, bottom), (mark, top)])))
+        lines.append(along(to_points(ax, [(mark, bottom), (mark, top)])))
     _name_points(ax, names, spots, np.concatenate(lines), on_lines=True)
     words = f"Rooflines in {dtype}. The ridges, in FLOP per byte: {', '.join(names)}."
     for side in ("memory", "compute") if mark else ():
         there = [gpu.name for gpu in gpus if _side(mark, gpu, dtype) == side]
         if there:
-            words += f" At {_number(mark)} FLOP per byte {side}-bound: {', '.join(there)}."
+            words += f" At {number(mark)} FLOP per byte {side}-bound: {', '.join(there)}."
     return words
 
 
@@ -247,7 +249,7 @@ def _name_points(ax, names, spots, obstacles, *, on_lines=False):
     """Write each name beside its point, with a thin line where it had to move away."""
     if not spots:
         return
-    anchors = _points(ax, spots)
+    anchors = to_points(ax, spots)
     sizes = [text_size(name, SMALL) for name in names]
     corners = place(anchors, sizes, _area(ax), obstacles)
     for name, spot, anchor, corner, size in zip(names, spots, anchors, corners, sizes, strict=True):
@@ -261,7 +263,7 @@ def _name_points(ax, names, spots, obstacles, *, on_lines=False):
         ).set_in_layout(False)  # fmt: skip
 
 
-def _points(ax, data):
+def to_points(ax, data) -> np.ndarray:
     """Data coordinates in points (1/72 inch) from the corner of the figure."""
     return ax.transData.transform(np.asarray(data, float)) * 72 / ax.figure.dpi
 
@@ -271,24 +273,25 @@ def _area(ax):
     return np.array([box.x0 + 2, box.y0 + 2, box.x1, box.y1]) * 72 / ax.figure.dpi
 
 
-def _shift(ax, x, y, right, up):
+def shift(ax, x, y, right, up) -> np.ndarray:
     """Data coordinates of the place so many points to the right of and above (x, y)."""
     spot = ax.transData.transform((x, y)) + np.array([right, up]) * ax.figure.dpi / 72
     return ax.transData.inverted().transform(spot)
 
 
-def _number(x):
+def number(x: float) -> str:
+    """An intensity as the pages print it: 0.167, 62.1, 2,048."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def _words(gpu, points, dtype):
     words = (
         f"Roofline of the {gpu.name} in {dtype}: the roof rises with {decimal(gpu.bandwidth, 'B/s')} "
-        f"up to the ridge at {_number(model.ridge(gpu, dtype))} FLOP per byte, then stays at "
+        f"up to the ridge at {number(model.ridge(gpu, dtype))} FLOP per byte, then stays at "
         f"{decimal(gpu.peak_for(dtype), 'FLOP/s')}."
     )
     for point in points:
-        words += f" {point.name}: {_number(point.intensity)} FLOP per byte, "
+        words += f" {point.name}: {number(point.intensity)} FLOP per byte, "
         roof = model.attainable(point.intensity, gpu, dtype)
         if point.rate:
             words += (
