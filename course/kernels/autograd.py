@@ -3,7 +3,6 @@
 import math
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from course.kernels import interpreted, launch, tiles
 
@@ -31,21 +30,45 @@ class Attention(torch.autograd.Function):
         if q.numel() == 0 or k.numel() == 0:  # nothing to launch: no queries, or no keys to see
             ctx.save_for_backward(q, k, v)
             return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
-        o, m, log_l = launch.forward(q, k, v, causal=causal, scale=scale)
-        ctx.save_for_backward(q, k, v, o, m, log_l)
+        keep_rest = any(ctx.needs_input_grad)
+        o, o_rest, m, log_l = launch.forward(
+            q, k, v, causal=causal, scale=scale, keep_rest=keep_rest
+        )
+        ctx.save_for_backward(q, k, v, o, o_rest, m, log_l)
         return o, ((m.double() + log_l) * math.log(2)).float()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do, dlse):
         """The gradients of q, k and v; None for the flags."""
         q, k, v, *saved = ctx.saved_tensors
-        if not saved:
-            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), None, None
-        o, m, log_l = saved
-        do = torch.zeros_like(o) if do is None else do
-        grads = launch.backward(q, k, v, o, do, dlse, m, log_l, causal=ctx.causal, scale=ctx.scale)
+        if do is None:
+            do = torch.zeros_like(q)
+        if saved:
+            o, o_rest, m, log_l = saved
+            options = {"causal": ctx.causal, "scale": ctx.scale}
+            grads = launch.backward(q, k, v, o, o_rest, do, dlse, m, log_l, **options)
+        else:
+            grads = [torch.zeros_like(x) for x in (q, k, v)]
+        if torch.is_grad_enabled():  # create_graph=True: without a node, a penalty trains nothing
+            grads = [NoSecondDerivative.apply(g, q, k, v, do) for g in grads]
         return *grads, None, None
+
+
+class NoSecondDerivative(torch.autograd.Function):
+    """A gradient as it is, which says so when it is differentiated again."""
+
+    @staticmethod
+    def forward(ctx, grad, *inputs):
+        """The same numbers."""
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx, *_):
+        """Refuse."""
+        raise RuntimeError(
+            "attention has no second derivative. Use course.kernels.naive.attention where you "
+            "differentiate twice."
+        )
 
 
 def check(q, k, v, scale, variant):

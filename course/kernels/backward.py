@@ -16,12 +16,17 @@ from course.kernels.tile import LOG2E, dot, load_tile, round_to, store_tile, vis
 
 
 @triton.jit(do_not_specialize=["heads", "n_q"])
-def delta_kernel(o, do, delta_out, heads, n_q, block_q: tl.constexpr, block_d: tl.constexpr):
+def delta_kernel(
+    o, o_rest, do, delta_out, heads, n_q, has_rest: tl.constexpr,
+    block_q: tl.constexpr, block_d: tl.constexpr,
+):  # fmt: skip
     """D = rowsum(dO ∘ O), which equals rowsum(P ∘ dP): what the softmax takes from each row."""
     tiles = tl.cdiv(n_q, block_q)
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h, first = head // heads, head % heads, tile * block_q
     o_tile = load_tile(o, b, h, first, block_q, block_d).to(tl.float32)
+    if has_rest:
+        o_tile += load_tile(o_rest, b, h, first, block_q, block_d).to(tl.float32)
     do_tile = load_tile(do, b, h, first, block_q, block_d).to(tl.float32)
     row = first + tl.arange(0, block_q)
     at = delta_out + head.to(tl.int64) * n_q + row

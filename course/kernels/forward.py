@@ -38,10 +38,14 @@ def visit(
 
 @triton.jit(do_not_specialize=["heads", "n_q", "n_kv"])
 def forward_kernel(
-    q, k, v, o, m_out, log_l_out, scale, heads, n_q, n_kv, group: tl.constexpr,
-    causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+    q, k, v, o, o_rest, m_out, log_l_out, scale, heads, n_q, n_kv, group: tl.constexpr,
+    keep_rest: tl.constexpr, causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
-    """One tile of o, and the two terms of its lse: m and log2 l. Needs scale > 0."""
+    """One tile of o, and the two terms of its lse: m and log2 l. Needs scale > 0.
+
+    keep_rest also stores what rounding takes from o: the backward pass subtracts numbers that
+    nearly cancel where one key dominates, and the rounding of o would be all that is left.
+    """
     tiles = tl.cdiv(n_q, block_q)
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     if causal:  # the rows with the most keys first, so that no long program starts last
@@ -64,7 +68,11 @@ def forward_kernel(
     )  # fmt: skip
 
     l = tl.where(l == 0, 1.0, l)  # a row that saw no key: 0 / 1, and m alone makes its lse −∞
-    store_tile(o, b, h, first, acc / l[:, None], block_q, block_d)
+    o_tile = acc / l[:, None]
+    store_tile(o, b, h, first, o_tile, block_q, block_d)
+    if keep_rest:
+        rest = o_tile - round_to(o_tile, q_tile.dtype).to(tl.float32)
+        store_tile(o_rest, b, h, first, rest, block_q, block_d)
     row = first + tl.arange(0, block_q)
     at = head.to(tl.int64) * n_q + row
     tl.store(m_out + at, m, mask=row < n_q)

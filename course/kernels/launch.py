@@ -13,48 +13,81 @@ from course.kernels.forward import forward_kernel
 MAX_GRID = 2**31 - 1  # programs along x, the only axis used: y and z stop at 65,535
 
 
-def forward(q, k, v, *, causal, scale, tile=None):
-    """(o, m, log2 l) for checked, non-empty q, k, v and scale > 0."""
-    b, h, n, d = q.shape
+def forward(q, k, v, *, causal, scale, keep_rest=False, tile=None):
+    """(o, o_rest, m, log2 l) for checked, non-empty q, k, v and scale > 0.
+
+    o_rest, what rounding took from o, is None unless asked for: FP32 has none worth keeping.
+    """
     q, k, v = (aligned(x) for x in (q, k, v))
     o = empty_aligned(q.shape, q)
-    m, log_l = torch.empty((2, b, h, n), dtype=torch.float32, device=q.device)
-    tile = tile or choose("forward", q)
-    with on_device(q):
-        forward_kernel[grid(n, tile.block_q, b * h)](
-            *operands(tile.block_q, q), *operands(tile.block_kv, k, v), *operands(tile.block_q, o),
-            m, log_l, scale, h, n, k.shape[2], h // k.shape[1], causal, **meta(tile, d),
-        )  # fmt: skip
-    return o, m, log_l
+    o_rest = empty_aligned(q.shape, q) if keep_rest and q.dtype != torch.float32 else None
+    m, log_l = torch.empty((2, *q.shape[:3]), dtype=torch.float32, device=q.device)
+    launch_forward(q, k, v, o, o_rest, m, log_l, causal=causal, scale=scale, tile=tile)
+    return o, o_rest, m, log_l
 
 
-def backward(q, k, v, o, do, dlse, m, log_l, *, causal, scale, dkdv_tile=None, dq_tile=None):
+def backward(
+    q, k, v, o, o_rest, do, dlse, m, log_l, *, causal, scale, dkdv_tile=None, dq_tile=None
+):
     """(dq, dk, dv) given the gradients of o and (or None) of lse."""
-    b, h, n, d = q.shape
-    heads_kv, n_kv = k.shape[1:3]
-    q, k, v, o, do = (aligned(x) for x in (q, k, v, o, do))
+    q, k, v, do = (aligned(x) for x in (q, k, v, do))
     dq, dk, dv = (empty_aligned(x.shape, x) for x in (q, k, v))
-    delta = torch.empty((b, h, n), dtype=torch.float32, device=q.device)
-    dkdv_tile, dq_tile = dkdv_tile or choose("dkdv", q), dq_tile or choose("dq", q)
-    with on_device(q):
-        delta_kernel[grid(n, 64, b * h)](
-            *operands(64, o, do), delta, h, n, block_q=64, block_d=tiles.padded(d)
-        )
-        if dlse is not None:  # d lse / dS = P, so its gradient joins dP − D
-            delta -= dlse
-        rest = m, log_l, delta, scale
-        block_q, block_kv = dkdv_tile[:2]
-        dkdv_kernel[grid(n_kv, block_kv, b * heads_kv)](
-            *operands(block_q, q), *operands(block_kv, k, v), *operands(block_q, do),
-            *operands(block_kv, dk, dv), *rest, heads_kv, n, n_kv, h // heads_kv, causal,
-            **meta(dkdv_tile, d),
-        )  # fmt: skip
-        block_q, block_kv = dq_tile[:2]
-        dq_kernel[grid(n, block_q, b * h)](
-            *operands(block_q, q), *operands(block_kv, k, v), *operands(block_q, do, dq),
-            *rest, h, n, n_kv, h // heads_kv, causal, **meta(dq_tile, d),
-        )  # fmt: skip
+    delta = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    launch_delta(o, o_rest, do, delta)
+    if dlse is not None:  # d lse / dS = P, so its gradient joins dP − D
+        delta -= dlse
+    options = {"causal": causal, "scale": scale}
+    launch_dkdv(q, k, v, do, dk, dv, m, log_l, delta, **options, tile=dkdv_tile)
+    launch_dq(q, k, v, do, dq, m, log_l, delta, **options, tile=dq_tile)
     return dq, dk, dv
+
+
+def launch_forward(q, k, v, o, o_rest, m, log_l, *, causal, scale, tile=None):
+    """Fill o, m, log_l and, unless it is None, o_rest. Returns the compiled kernel."""
+    tile = tile or choose("forward", q)
+    (b, h, n, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
+    rest = o if o_rest is None else o_rest
+    with on_device(q):
+        return forward_kernel[grid(n, tile.block_q, b * h)](
+            *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
+            *operands(tile.block_q, o, rest), m, log_l, scale, h, n, n_kv, h // heads_kv,
+            o_rest is not None, causal, **meta(tile, d),
+        )  # fmt: skip
+
+
+def launch_delta(o, o_rest, do, delta, block_q=64):
+    """Fill delta, D of every row."""
+    b, h, n, d = o.shape
+    rest = o if o_rest is None else o_rest
+    with on_device(o):
+        return delta_kernel[grid(n, block_q, b * h)](
+            *operands(block_q, o, rest, do), delta, h, n, o_rest is not None,
+            block_q, tiles.padded(d),
+        )  # fmt: skip
+
+
+def launch_dkdv(q, k, v, do, dk, dv, m, log_l, delta, *, causal, scale, tile=None):
+    """Fill dk and dv. Returns the compiled kernel."""
+    tile = tile or choose("dkdv", q)
+    (b, h, n, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
+    with on_device(q):
+        return dkdv_kernel[grid(n_kv, tile.block_kv, b * heads_kv)](
+            *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
+            *operands(tile.block_q, do), *operands(tile.block_kv, dk, dv), m, log_l, delta,
+            scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
+        )  # fmt: skip
+
+
+def launch_dq(q, k, v, do, dq, m, log_l, delta, *, causal, scale, tile=None):
+    """Fill dq. Returns the compiled kernel."""
+    tile = tile or choose("dq", q)
+    (b, h, n, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
+    with on_device(q):
+        return dq_kernel[grid(n, tile.block_q, b * h)](
+            *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
+            *operands(tile.block_q, do, dq), m, log_l, delta, scale, h, n, n_kv, h // heads_kv,
+            causal, **meta(tile, d),
+        )  # fmt: skip
 
 
 def aligned(x):
@@ -64,9 +97,9 @@ def aligned(x):
     A copy is padded along d to make them so.
     """
     unit = 16 // x.element_size()
-    strides = [s for s, size in zip(x.stride(), x.shape, strict=True) if size > 1]
-    whole = x.stride(3) == 1 or x.shape[3] == 1
-    if whole and x.data_ptr() % 16 == 0 and all(s > 0 and s % unit == 0 for s in strides[:-1]):
+    strides = [s for s, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
+    whole = x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    if whole and all(s > 0 and s % unit == 0 for s in strides):
         return x
     return empty_aligned(x.shape, x).copy_(x)
 

@@ -1,0 +1,421 @@
+"""Triton attention in the interpreter: right for every shape, mask, scale, stride and data type.
+
+Case ids are those of the field cases. What needs a GPU or a large input is in gpu/.
+"""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+if find_spec("triton") is None:
+    pytest.skip("Triton has no wheel for this platform", allow_module_level=True)
+
+import course.attention
+from course import kernels
+from course.kernels import attention, launch, naive, tiles
+from course.kernels.autograd import Attention
+
+if not kernels.interpreted:
+    pytest.skip("a GPU is here: gpu/test_attention_gpu.py covers it", allow_module_level=True)
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+HALF = [torch.float16, torch.bfloat16]
+
+
+def random(*shape, dtype=torch.float32, seed=0, size=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (size * torch.randn(*shape, generator=generator)).to(dtype)
+
+
+def qkv(b=1, h=1, n=40, d=32, *, n_kv=None, h_kv=None, dtype=torch.float32, size=1.0):
+    kv = b, h_kv or h, n if n_kv is None else n_kv, d
+    q = random(b, h, n, d, dtype=dtype, size=size)
+    return q, *(random(*kv, dtype=dtype, seed=s, size=size) for s in (1, 2))
+
+
+# --- shapes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "n, n_kv", [(1, 1), (5, 5), (63, 65), (65, 63), (129, 127), (1, 130), (140, 3)]
+)
+def test_ragged_lengths(n, n_kv, causal, dtype, assert_attention):  # A1, A2
+    assert_attention(*qkv(1, 2, n, 24, n_kv=n_kv, dtype=dtype), causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_result_does_not_depend_on_the_tile(causal):  # A1, A3, A10
+    q, k, v = qkv(1, 2, 70, 16, n_kv=101)
+    do, dlse = random(*q.shape, seed=5), random(*q.shape[:3], seed=6)
+    options = {"causal": causal, "scale": 0.25}
+    results = []
+    for block_q, block_kv in itertools.product([16, 32, 128], repeat=2):
+        tile = tiles.Tile(block_q, block_kv, 4, 1)
+        o, rest, m, log_l = launch.forward(q, k, v, **options, tile=tile)
+        grads = launch.backward(
+            q, k, v, o, rest, do, dlse, m, log_l, **options, dkdv_tile=tile, dq_tile=tile
+        )
+        results.append((o, m + log_l, *grads))
+    for result in results[1:]:
+        for x, y in zip(result, results[0], strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 5, 17, 63, 127])
+def test_padding_never_wins(n, assert_attention):  # A1: all real scores are below a padded zero
+    q, k, v = qkv(1, 2, n, 16)
+    assert_attention(-q.abs(), k.abs(), v)
+
+
+def test_padding_and_rows_of_huge_negative_scores(assert_attention):
+    # lse is about -1000 here: 2^(0 - lse) of a padded key is infinite, and must not reach dq.
+    q, k, v = qkv(1, 1, 20, 16, n_kv=70)
+    assert_attention(q.abs() * -40, k.abs() * 40 + 1, v)
+
+
+def test_what_lies_past_the_end_never_leaks(assert_attention):  # A18
+    q, k, v = (torch.full((1, 2, 96, 48), math.nan) for _ in range(3))
+    inside = (slice(None), slice(None), slice(13, 83), slice(4, 44))
+    for x, seed in ((q, 1), (k, 2), (v, 3)):
+        x[inside] = random(1, 2, 70, 40, seed=seed)
+    for causal in (False, True):
+        assert_attention(q[inside], k[inside], v[inside], causal=causal)
+
+
+@pytest.mark.parametrize("d", [1, 2, 31, 40, 80, 96, 128, 160, 256])
+def test_head_dimensions(d, assert_attention):  # A8
+    for dtype in DTYPES if d < 100 else [torch.float16]:
+        assert_attention(*qkv(1, 1, 32, d, dtype=dtype), causal=True)
+
+
+def test_every_dimension_counts():  # A9
+    q = torch.zeros(1, 1, 2, 128)
+    q[..., 100] = torch.tensor([8.0, -8.0])
+    v = torch.zeros(1, 1, 2, 128)
+    v[0, 0, 0, 7] = 1
+    o = attention(q, q, v)[0, 0, :, 7]
+    torch.testing.assert_close(o, torch.tensor([0.9999878, 1.2195e-5]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("h, h_kv", [(4, 2), (6, 1), (3, 3)])
+def test_grouped_queries(h, h_kv, causal, assert_attention):  # A14
+    for dtype in DTYPES:
+        assert_attention(*qkv(2, h, 3, 8, n_kv=70, h_kv=h_kv, dtype=dtype), causal=causal)
+    assert_attention(*qkv(1, h, 70, 8, n_kv=3, h_kv=h_kv), causal=causal)
+
+
+@pytest.mark.parametrize("b, n, n_kv", [(0, 4, 4), (1, 0, 5), (1, 0, 0), (2, 3, 0)])
+def test_nothing_to_attend_to(b, n, n_kv):  # A24
+    q, k, v = (x.requires_grad_() for x in qkv(b, 2, n, 8, n_kv=n_kv))
+    for causal in (False, True):
+        o, lse = attention(q, k, v, causal=causal, return_lse=True)
+        assert o.shape == q.shape and not o.any() and (lse == -math.inf).all()
+        grads = torch.autograd.grad((o.sum(), lse[lse > -1].sum()), (q, k, v))
+        for x, g in zip((q, k, v), grads, strict=True):
+            assert g.shape == x.shape and not g.any()
+
+
+def test_no_heads():
+    q, k, v = qkv(2, 0, 3, 8, h_kv=0)
+    assert attention(q, k, v).shape == (2, 0, 3, 8)
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
+def test_causal_is_bottom_right():  # A3
+    q, k = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 5, 1)
+    v = torch.arange(5.0).view(1, 1, 5, 1)
+    assert attention(q, k, v, causal=True).flatten().tolist() == [1.5, 2.0]
+    # More queries than keys: the first rows see nothing.
+    o, lse = attention(v, k[..., :2, :], v[..., :2, :], causal=True, return_lse=True)
+    torch.testing.assert_close(o.flatten(), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.5]))
+    assert (
+        (lse[0, 0, :3] == -math.inf).all()
+        and lse[0, 0, 3] == 0
+        and math.isclose(lse[0, 0, 4], math.log(2), rel_tol=1e-6)
+    )
+
+
+@pytest.mark.parametrize("n_kv", [1, 30, 64, 100])
+def test_rows_that_see_no_key_get_nothing(n_kv, assert_attention):  # A5
+    ours = assert_attention(*qkv(1, 2, 130, 16, n_kv=n_kv), causal=True)
+    blind = slice(0, 130 - n_kv)
+    for name in ("o", "dq"):
+        assert not ours[name][:, :, blind].any()
+
+
+def test_backward_is_causal_only_when_asked():  # A10
+    q, k, v = (x.requires_grad_() for x in qkv(1, 1, 128, 64))
+    do = torch.zeros(1, 1, 128, 64)
+    do[..., 3, :] = 1
+    for causal, sees_all in ((False, True), (True, False)):
+        dk, dv = torch.autograd.grad(attention(q, k, v, causal=causal), (k, v), do)
+        for g in (dk, dv):
+            assert g[..., :4, :].any() and bool(g[..., 4:, :].any()) == sees_all
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "size, scale",
+    [(1e-3, None), (4, None), (1, 0.5), (1, 1.3), (1, -0.35), (40, -0.35), (1, 0), (1, 1e-42)],
+)
+def test_scales(size, scale, causal, dtype, assert_attention):  # A20, A21
+    assert_attention(*qkv(1, 1, 70, 20, dtype=dtype, size=size), causal=causal, scale=scale)
+
+
+@pytest.mark.parametrize("size, d", [(40, 64), (256, 128)])
+def test_scores_beyond_the_range_of_half(size, d, assert_attention):  # A17
+    for dtype in DTYPES:
+        q = torch.full((1, 1, 5, d), float(size), dtype=dtype)
+        v = random(1, 1, 5, d, dtype=dtype)
+        ours = assert_attention(q, q, v)
+        torch.testing.assert_close(
+            ours["o"].float(), v.float().mean(2, True).expand(1, 1, 5, d), rtol=1e-2, atol=2e-3
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1e-2, 1, 10, 100, 1000])
+def test_rows_of_the_recomputed_p_sum_to_one(size, dtype):
+    # With dO the identity, dV is P transposed, as the backward pass recomputes it.
+    d, n_kv = 32, 150
+    q, k, v = (x.requires_grad_() for x in qkv(1, 1, d, d, n_kv=n_kv, dtype=dtype, size=size))
+    for k_used in (k, k[..., :1, :].expand_as(k)):  # scores all different, and all equal
+        o = attention(q, k_used.contiguous(), v, causal=True)
+        (dv,) = torch.autograd.grad(o, v, torch.eye(d, dtype=dtype).expand(1, 1, d, d))
+        rounding = torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            dv.double().sum(2).flatten(), torch.ones(d).double(), rtol=0, atol=max(rounding, 3e-6)
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1e-4, 1e3])
+def test_any_upstream_gradient(size, dtype, assert_attention):
+    q, k, v = qkv(1, 2, 70, 16, dtype=dtype)
+    assert_attention(q, k, v, do=random(*q.shape, seed=4, dtype=dtype, size=size))
+    expanded = torch.tensor(size, dtype=dtype).expand(q.shape)  # what o.sum().backward() hands down
+    assert_attention(q, k, v, do=expanded, dlse=torch.zeros(q.shape[:3]))
+
+
+def test_values_of_any_size(assert_attention):  # D15: a check in absolute terms would pass zeros
+    q, k, v = qkv(1, 1, 50, 16, dtype=torch.float16)
+    assert_attention(q, k, v * 1e-3)
+    with pytest.raises(AssertionError):
+        assert_attention(
+            q,
+            k,
+            v * 1e-3,
+            run=lambda q, k, v, **o: (
+                0 * naive.attention(q, k, v, causal=False),
+                naive.attention(q, k, v, **o)[1].float(),
+            ),
+        )
+
+
+def test_nan_and_infinity_are_not_hidden():  # A18: softmax(0, +∞) is NaN, not a tidy number
+    q, k, v = qkv(1, 1, 4, 4)
+    k[0, 0, 1] = math.inf
+    assert attention(q, k, v).isnan().any()
+
+
+def test_the_worked_example():
+    """Scores 1, 3 | 4, 2 and values 1, 2, 3, 4, in tiles of two: 2.786, as in notebook 05."""
+    q, k = torch.ones(1, 1, 1, 1), torch.tensor([1.0, 3, 4, 2]).view(1, 1, 4, 1)
+    v = torch.tensor([1.0, 2, 3, 4]).view(1, 1, 4, 1)
+    o, lse = attention(q, k, v, scale=1, return_lse=True)
+    assert round(o.item(), 3) == 2.786
+    assert math.isclose(lse.item(), 4 + math.log(1.5530), abs_tol=1e-4)
+
+
+def test_equal_to_the_numpy_loop():
+    q, k, v = qkv(2, 4, 50, 24, n_kv=60, h_kv=2)
+    o, lse = attention(q, k, v, causal=True, return_lse=True)
+    o_numpy, lse_numpy = course.attention.flash(*(x.numpy() for x in (q, k, v)), causal=True)
+    torch.testing.assert_close(o, torch.from_numpy(o_numpy).float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse, torch.from_numpy(lse_numpy).float(), rtol=1e-5, atol=1e-6)
+
+
+# --- strides, autograd ------------------------------------------------------------------------
+
+
+def test_strides(assert_attention):  # A13
+    q, k, v = qkv(1, 16, 62, 32, dtype=torch.float16)
+    v = random(1, 62, 16 * 32, dtype=torch.float16).view(1, 62, 16, 32).transpose(1, 2)
+    assert_attention(q, k, v, causal=True)
+    last_first = random(1, 2, 24, 40).transpose(2, 3)  # d is not the fastest dimension
+    assert_attention(last_first, random(1, 2, 40, 48)[..., ::2], random(1, 2, 41, 24)[:, :, 1:])
+    one_for_all = random(1, 1, 40, 24).expand(2, 4, 40, 24)
+    assert_attention(one_for_all, one_for_all, one_for_all)
+    odd = random(1, 2, 40, 25)[..., 1:]  # neither the start nor a row at a multiple of 16 bytes
+    assert_attention(odd, odd, odd)
+
+
+def test_the_path_of_older_gpus_gives_the_same_bits(monkeypatch):
+    whole = launch.operand
+    for dtype, causal in itertools.product(DTYPES, [False, True]):
+        q, k, v = (x.requires_grad_() for x in qkv(2, 4, 70, 40, n_kv=90, h_kv=2, dtype=dtype))
+        results = []
+        for tma in (True, False):
+            monkeypatch.setattr(launch, "operand", lambda x, block, tma=tma: whole(x, block, tma))
+            o = attention(q, k, v, causal=causal)
+            results.append((o, *torch.autograd.grad(o, (q, k, v), random(*o.shape, dtype=dtype))))
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+def test_the_same_bits_every_time():  # A23
+    q, k, v = (x.requires_grad_() for x in qkv(1, 4, 70, 16, h_kv=2))
+    runs = []
+    for _ in range(2):
+        o = attention(q, k, v, causal=True)
+        runs.append((o, *torch.autograd.grad(o.sin().sum(), (q, k, v))))
+    assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
+
+
+def test_autograd_manners():  # A21, A22
+    q, k, v = qkv(1, 1, 20, 16)
+    v.requires_grad_()
+    attention(q, k, v).sum().backward()
+    assert q.grad is None and v.grad.shape == v.shape
+    q.requires_grad_()
+    (dq,) = torch.autograd.grad(attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        dq.sum().backward()
+    only_lse = attention(q, k, v, return_lse=True)[1]
+    (dq,) = torch.autograd.grad(only_lse.sum(), q)
+    expected = naive.attention(q, k, v, return_lse=True)[1]
+    torch.testing.assert_close(dq, torch.autograd.grad(expected.sum(), q)[0])
+
+
+def test_gradcheck_of_the_composition():
+    """A finite difference of the loss agrees with the gradient, in a random direction."""
+    q, k, v = (x.double().float().requires_grad_() for x in qkv(1, 2, 20, 16))
+    loss = lambda q, k, v: (attention(q, k, v, causal=True) ** 2).sum()  # noqa: E731
+    grads = torch.autograd.grad(loss(q, k, v), (q, k, v))
+    step = 1e-2
+    for i, g in enumerate(grads):
+        way = random(*g.shape, seed=9)
+        plus, minus = ([q, k, v] for _ in range(2))
+        plus[i], minus[i] = plus[i] + step * way, minus[i] - step * way
+        slope = (loss(*plus) - loss(*minus)).item() / (2 * step)
+        assert math.isclose(slope, (g * way).sum().item(), rel_tol=1e-2, abs_tol=1e-2)
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+Q = torch.zeros(1, 4, 3, 8)
+REFUSED = [
+    (lambda: attention(Q, Q.bfloat16(), Q), "mixed types"),
+    (lambda: attention(Q.double(), Q.double(), Q.double()), "float64 is not supported"),
+    (lambda: attention(Q.int(), Q.int(), Q.int()), "int32 is not supported"),
+    (lambda: attention(Q, Q.to("meta"), Q.to("meta")), "different devices"),
+    (lambda: attention(Q, Q[:, :3], Q[:, :3]), "4 query heads cannot share 3"),
+    (lambda: attention(Q, Q[:, :0], Q[:, :0]), "cannot share 0"),
+    (lambda: attention(Q[0], Q, Q), r"\(B, H, N, d\), not \(4, 3, 8\)"),
+    (lambda: attention(Q.numpy(), Q, Q), "not ndarray"),
+    (lambda: attention(Q, Q, Q[:, :, :2]), "same shape"),
+    (lambda: attention(Q, Q[..., :4], Q[..., :4]), "agree in batch and head"),
+    (lambda: attention(Q, Q.expand(2, 4, 3, 8), Q.expand(2, 4, 3, 8)), "agree in batch"),
+    (lambda: attention(*[torch.zeros(1, 1, 2, 257)] * 3), "257. The kernels take 1 to 256"),
+    (lambda: attention(*[torch.zeros(1, 1, 2, 0)] * 3), "is 0"),
+    (lambda: attention(Q, Q, Q, scale=math.nan), "scale is nan"),
+    (lambda: attention(Q, Q, Q, scale=math.inf), "scale is inf"),
+    (lambda: attention(Q, Q, Q, scale=-3e38), "below 2.3e38"),
+    (lambda: attention(Q, Q, Q, variant="fastest"), "'fastest' is unknown"),
+]
+
+
+@pytest.mark.parametrize("call, message", REFUSED)
+def test_refused_in_one_line(call, message):  # A14, A24
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_the_grid_stays_within_cuda_limits():  # A16
+    for b in (10922, 10923):
+        assert launch.grid(16, 64, 6 * b) == (6 * b,)
+    with pytest.raises(ValueError, match="Split the batch"):
+        launch.grid(2**20, 1, 2**12)
+
+
+@pytest.mark.parametrize("kernel", ["forward", "dkdv", "dq"])
+def test_every_tile_is_one_a_gpu_takes(kernel):  # D11, D12
+    for shared_memory, d, itemsize in itertools.product(
+        (65_536, 101_376, 232_448), (1, 64, 65, 128, 256), (2, 4)
+    ):
+        tile = tiles.choose(kernel, d=d, itemsize=itemsize, shared_memory=shared_memory)
+        for block in tile[:2]:
+            assert block >= 16 and block & (block - 1) == 0
+    with pytest.raises(ValueError, match="49,152 bytes"):
+        tiles.choose(kernel, d=64, itemsize=2, shared_memory=49_152)
+
+
+def test_masked_loads_name_their_fill():  # D11
+    import ast
+    import inspect
+
+    from course.kernels import backward, forward, tile
+
+    for module in (backward, forward, tile):
+        for call in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "tl.load":
+                keywords = {k.arg for k in call.keywords}
+                assert keywords == {"mask", "other"}
+
+
+# --- where there is no GPU, or no Triton ------------------------------------------------------
+
+
+def python(code, **environment):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_interpreter_is_switched_on_before_triton_and_said_once():  # D10
+    lines = python(
+        "import sys, course.kernels as k; assert 'triton' not in sys.modules\n"
+        "import course.kernels, torch, triton\n"
+        "x = torch.ones(1, 1, 2, 4); k.attention(x, x, x); print(k.available, k.interpreted)"
+    )
+    assert lines == [kernels.note, "True True"] and "interpreter" in kernels.note
+
+
+def test_triton_imported_too_early_is_said():  # D10
+    lines = python(
+        "import triton, course.kernels as k; print(bool(k.available))\n"
+        "try: k.attention(1, 2, 3)\nexcept RuntimeError as e: print(e)"
+    )
+    assert "Restart the kernel" in lines[0] and lines[1] == "False" and lines[2] == lines[0]
+
+
+def test_no_triton_wheel_is_said_in_one_line():  # D13
+    lines = python(
+        "import importlib.util as u, sys; find = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n == 'triton' else find(n, *a)\n"
+        "import course.kernels as k; print(k.available, 'torch' in sys.modules)"
+    )
+    assert "no wheel" in lines[0] and lines[1:] == ["False False"]
+
+
+def test_the_context_keeps_no_square_matrix():
+    q, k, v = (x.requires_grad_() for x in qkv(1, 1, 128, 16))
+    o, _ = Attention.apply(q, k, v, False, 0.25)
+    kept = sum(x.numel() for x in o.grad_fn.saved_tensors if x is not None)
+    assert kept == 4 * 128 * 16 + 2 * 128  # q, k, v, o; and two numbers a row
