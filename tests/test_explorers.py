@@ -8,6 +8,7 @@ import itertools
 import numbers
 import pathlib
 import random
+import re
 import warnings
 
 import numpy as np
@@ -20,6 +21,8 @@ from course.explore.explorer import positions
 
 CORNERS = 32  # drawn at most, of all combinations of the controls' ends; a fixed choice of them
 MECHANISM = {"__init__", "__main__", "explorer"}
+# Settings that show what a broken rule does, NaN and overflow included.
+BROKEN_ON_PURPOSE = {"online": lambda values: values["rule"] != "right"}
 
 
 def build(name, **initial):
@@ -32,6 +35,11 @@ def corners(explorer):
     return [
         dict(zip(explorer.controls, values, strict=True)) for values in itertools.product(*ends)
     ]
+
+
+def sound(name, values):
+    """Whether a setting must have finite numbers."""
+    return not BROKEN_ON_PURPOSE.get(name, lambda values: False)(values)
 
 
 def some(items, count):
@@ -61,6 +69,15 @@ def flaws(data, where="data"):
     else:
         return []
     return [flaw for key, value in data for flaw in flaws(value, f"{where}.{key}")]
+
+
+def tick_labels(figure):
+    """The tick labels that a reader sees."""
+    for axis in (axis for ax in figure.axes if ax.axison for axis in (ax.xaxis, ax.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        for place, label in zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True):
+            if low <= place <= high and label.get_visible() and label.get_text():
+                yield label
 
 
 def texts(figure):
@@ -113,7 +130,8 @@ def test_the_four_functions(name):
 def test_data_are_finite_at_every_corner(name):
     explorer = build(name)
     for values in some(corners(explorer), 256):
-        assert not flaws(explorer.compute(**values)), values
+        if sound(name, values):
+            assert not flaws(explorer.compute(**values)), values
 
 
 def test_every_control_moves_through_its_range(name):
@@ -122,7 +140,7 @@ def test_every_control_moves_through_its_range(name):
         first, pictures = control.value, set()
         for value in positions(control, 5):
             control.value = value
-            assert_words(explorer)
+            assert_words(name, explorer)
             pictures.add(explorer.picture.png + explorer.picture.caption.encode())
         assert len(pictures) > 1, f"{name}: {control.description} changes nothing"
         control.value = first
@@ -132,7 +150,7 @@ def test_every_corner_draws_inside_the_picture(name):
     explorer = build(name)
     for values in some(corners(explorer), CORNERS):
         move_to(explorer, values)
-        assert_words(explorer)
+        assert_words(name, explorer)
         picture = pixels(explorer.png())
         for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
             assert (edge == picture[0, 0]).all(), f"ink at the edge of the picture: {values}"
@@ -143,12 +161,13 @@ def test_every_corner_draws_inside_the_picture(name):
             assert inside, f"{text.get_text()!r} leaves the picture: {values}"
 
 
-def assert_words(explorer):
+def assert_words(name, explorer):
     words = explorer.picture.caption
     assert words[0].isupper() or words[0].isdigit(), words
     assert words.endswith("."), words
     assert 20 < len(words) < 600, words
-    assert not {"nan", "inf"} & set(words.lower().replace(",", " ").split()), words
+    if sound(name, explorer.values):
+        assert not re.search(r"\b(nan|inf)\b", words, re.IGNORECASE), words
 
 
 def test_a_moved_picture_equals_a_fresh_one(name):
@@ -174,7 +193,7 @@ def test_the_picture_is_matplotlibs_own(name):
 
 def test_texts_are_legible_and_apart_at_first(name):
     explorer = build(name)
-    seen = texts(explorer.figure)
+    seen = [*texts(explorer.figure), *tick_labels(explorer.figure)]
     for text in seen:
         assert text.get_fontsize() >= 9, text.get_text()
     for a, b in itertools.combinations(seen, 2):
@@ -183,7 +202,7 @@ def test_texts_are_legible_and_apart_at_first(name):
         if common:
             overlap = common.width * common.height
             least = min(one.width * one.height, two.width * two.height)
-            assert overlap < 0.2 * least, f"{a.get_text()!r} on {b.get_text()!r}"
+            assert overlap < 0.1 * least, f"{a.get_text()!r} on {b.get_text()!r}"
 
 
 def test_the_first_picture_is_small_enough_to_store(name):

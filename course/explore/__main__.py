@@ -1,6 +1,7 @@
 """`make bench`: how long a slider move takes in the kernel, for every explorer."""
 
 import importlib.metadata
+import os
 import time
 
 import numpy as np
@@ -31,7 +32,10 @@ def main():
         name: importlib.metadata.version(name) for name in ("matplotlib", "ipywidgets", "pillow")
     }
     print(f"{stamp['device']}, {stamp['date']}, {stamp['method']}")
-    print(", ".join(f"{name} {version}" for name, version in versions.items()), end="\n\n")
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    print()
+    if hasattr(os, "getloadavg"):  # not on Windows
+        print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     print(f"{'explorer':24}{'moves':>8}{'median ms':>12}{'95th pct ms':>14}")
     for name in explore.EXPLORERS:
         explorer = getattr(explore, name)()
