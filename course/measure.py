@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -64,7 +65,7 @@ def time(fn, *, device="cpu", budget=0.2, cold=True) -> Timing:
     warmup = min(int(budget / 3 / once), 1000)
     for _ in range(warmup):
         fn()
-    repeats = min(max(int(budget / once), 5), 200)
+    repeats = min(max(int(budget / once), 5), 100)
     if device == "cpu":
         calls = max(1, int(1e-4 / once))  # a sample is long enough for the clock
         samples = [_seconds(fn, calls) for _ in range(repeats)]
@@ -93,10 +94,11 @@ def copy_bandwidth(size_bytes, *, device="cpu", threads=None, budget=0.05) -> di
         torch, threads = _torch(), None
         source = torch.ones(size_bytes // 2, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
-        # In one CUDA graph, so that small copies are not timed by how fast Python can ask.
-        copies = max(1, min(256, 2**28 // size_bytes))
-        graph = _graph(lambda: target.copy_(source), copies)
-        timing = time(graph.replay, device="cuda", budget=budget, cold=False)
+        copies = min(max(2**28 // size_bytes, 1), 256)
+        copy = lambda: target.copy_(source)  # noqa: E731
+        if copies > 1:  # in one CUDA graph: not timed by how fast Python can ask for the next
+            copy = cuda_graph(copy, copies).replay
+        timing = time(copy, device="cuda", budget=budget, cold=False)
         moved = 2 * source.nbytes * copies
     return {
         "bytes": size_bytes,
@@ -117,7 +119,9 @@ def staircase(sizes=None, *, device="cpu", threads=1) -> dict:
     sizes = sizes or (STAIRCASE_CPU if device == "cpu" else STAIRCASE_CUDA)
     points = [copy_bandwidth(size, device=device, threads=threads) for size in sizes]
     keep = ("bytes", "bandwidth", "low", "high")
-    how = f"{threads} thread" + "s" * (threads > 1) if device == "cpu" else "in a CUDA graph"
+    how = f"{threads} thread" + "s" * (threads > 1)
+    if device == "cuda":
+        how = "up to 256 copies to a CUDA graph"
     method = f"copy, bytes read + written, {how}, caches warm, median and quartiles"
     return {
         "points": [{key: point[key] for key in keep} for point in points],
@@ -125,8 +129,12 @@ def staircase(sizes=None, *, device="cpu", threads=1) -> dict:
     }
 
 
-def matmul_rate(n, dtype="fp32", *, device="cpu", budget=0.3) -> dict:
-    """FLOP/s of an n×n×n matmul of random numbers (FMA = 2 FLOP) by NumPy's BLAS or by torch."""
+def matmul_rate(n, dtype="fp32", *, device="cpu", budget=None) -> dict:
+    """FLOP/s of an n×n×n matmul of random numbers (FMA = 2 FLOP) by NumPy's BLAS or by torch.
+
+    Default budget: 0.3 s on a CPU, 0.02 s on a GPU, where a large matmul soon meets the power limit.
+    """
+    budget = budget or (0.3 if device == "cpu" else 0.02)
     if n < 1:
         raise ValueError(f"n is {n}: a matmul needs at least 1 row")
     if device == "cpu":
@@ -302,6 +310,9 @@ def _cuda_samples(fn, repeats, cold):
     torch = _torch()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in events:
+        torch.cuda._sleep(
+            1_000_000
+        )  # half a millisecond, in which Python queues the rest of this sample
         if cold:
             _fill_l2()
         start.record()
@@ -323,8 +334,8 @@ def _fill_l2():
     _other_data().max()
 
 
-def _graph(fn, calls):
-    """A CUDA graph of `calls` calls of `fn`."""
+def cuda_graph(fn, calls):
+    """A CUDA graph of `calls` calls of `fn`: replayed without Python in between."""
     torch = _torch()
     fn()
     torch.cuda.synchronize()
@@ -417,7 +428,7 @@ def _cuda_machine():
     props = torch.cuda.get_device_properties(0)
     large = min(4 * 2**30, props.total_memory // 4)
     memory = copy_bandwidth(large, device="cuda", budget=0.2)["bandwidth"]
-    l2 = copy_bandwidth(props.L2_cache_size // 4, device="cuda")["bandwidth"]
+    l2 = copy_bandwidth(props.L2_cache_size // 2, device="cuda")["bandwidth"]
     dtypes = [
         d for d in ("fp32", "tf32", "fp16", "bf16") if d in ("fp32", "fp16") or props.major > 7
     ]
@@ -443,6 +454,12 @@ def _cuda_machine():
 
 
 _MARK = "spin_kernel"  # what torch.cuda._sleep launches: it ends the kernels of one call
+
+
+def kernel_name(name: str) -> str:
+    """A kernel's name without namespaces, and no longer than what tells it from others."""
+    name = re.sub(r"\(anonymous namespace\)::|<unnamed>::|\w+::|^void ", "", name)
+    return name if len(name) <= 60 else name[:57] + "..."
 
 
 def _count(target, argument_lists):
@@ -479,7 +496,7 @@ def _read_ncu(text):
                 int(float(row[f"dram__bytes_{way}.sum"].replace(",", "")))
                 for way in ("read", "write")
             )
-            run.append({"kernel": name, "read": read, "written": written})
+            run.append({"kernel": kernel_name(name), "read": read, "written": written})
     return runs
 
 

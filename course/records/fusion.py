@@ -1,4 +1,7 @@
-"""Section "fusion": bias → GELU → dropout → residual as four kernels, compiled, and by hand."""
+"""Section "fusion": bias → GELU → dropout → residual as four kernels, compiled, and by hand.
+
+And a row softmax, as five operations, by PyTorch's own kernel, and by hand.
+"""
 
 from course import measure
 
@@ -6,16 +9,27 @@ COLS = 1024
 ROWS = tuple(10**k for k in range(7))  # n = 1,024 to 1,024,000,000 elements
 P = 0.1
 FLOWS = ("eager", "compiled", "hand-written")
+SOFTMAX_N = 2**27
+SOFTMAX_COLS = (1024, 4096, 16384, 65536, 262144)
+IN_A_ROW = 10
 
 
 def record() -> dict:
-    """Time, launches, kernels and DRAM bytes of each flow for each n, in FP16. About two minutes."""
-    points = [_point(flow, rows) for flow in FLOWS for rows in ROWS]
+    """Time, launches and DRAM bytes of each flow for each n, in FP16. About a minute."""
+    section = {
+        "cols": COLS,
+        "p": P,
+        "kernels": {flow: kernels(prepare(flow, ROWS[-1])) for flow in FLOWS},
+        "points": [_point(flow, rows) for flow in FLOWS for rows in ROWS],
+        "softmax": list(_softmax_points()),
+        "compiled_code": compiled_code(),
+    }
     method = (
-        f"FP16, rows of {COLS}, forward, p = {P}; seconds: CUDA events, median and quartiles, L2 "
-        "flushed by reads before each call; wall: a tenth of ten calls in a row by the wall clock, L2 as it was; "
-        "kernels: torch.profiler; dram: "
+        f"FP16, forward, the chain on rows of {COLS} with p = {P}; seconds: CUDA events, median "
+        f"and quartiles, L2 flushed by reads before each call; wall: {IN_A_ROW} calls in a row by "
+        "the wall clock, a call; graph: the same as one CUDA graph, by events; dram: "
     )
+    points = section["points"]
     try:
         counted = measure.dram_bytes(
             "course.records.fusion:prepare", [[p["flow"], p["n"] // COLS] for p in points]
@@ -24,29 +38,27 @@ def record() -> dict:
         method += str(error)
     else:
         method += "ncu --clock-control none, L2 flushed by reads before the call, then left alone"
-        for point, kernels in zip(points, counted, strict=True):
-            point["dram_read"] = sum(k["read"] for k in kernels)
-            point["dram_written"] = sum(k["written"] for k in kernels)
-    return {
-        "cols": COLS,
-        "p": P,
-        "points": points,
-        "compiled_code": compiled_code(),
-        "stamp": measure.stamp("cuda", method),
-    }
+        for point, counts in zip(points, counted, strict=True):
+            point["dram_read"] = sum(k["read"] for k in counts)
+            point["dram_written"] = sum(k["written"] for k in counts)
+    return section | {"stamp": measure.stamp("cuda", method)}
 
 
 def _point(flow, rows):
     fn = prepare(flow, rows)
     timing = measure.time(fn, device="cuda", budget=0.1)
+    wall = measure.time(lambda: [fn() for _ in range(IN_A_ROW)], budget=0.1)
+    graph = measure.cuda_graph(fn, IN_A_ROW)
+    in_graph = measure.time(graph.replay, device="cuda", budget=0.1, cold=False)
     return {
         "flow": flow,
         "n": rows * COLS,
+        "launches": len(kernels(fn)),
         "seconds": timing.median,
         "low": timing.low,
         "high": timing.high,
-        "wall": measure.time(lambda: [fn() for _ in range(10)], budget=0.1).median / 10,
-        "kernels": kernels(fn),
+        "wall": wall.median / IN_A_ROW,
+        "graph": in_graph.median / IN_A_ROW,
     }
 
 
@@ -76,8 +88,34 @@ def eager(x, bias, residual):
     return y + residual
 
 
+def _softmax_points():
+    import torch
+
+    from course.kernels.elementwise import softmax
+
+    flows = {
+        "unfused": unfused_softmax,
+        "torch": lambda x: torch.softmax(x, -1),
+        "hand-written": softmax,
+    }
+    for cols in SOFTMAX_COLS:
+        x = torch.randn(SOFTMAX_N // cols, cols, device="cuda", dtype=torch.float16)
+        for flow, fn in flows.items():
+            timing = measure.time(lambda fn=fn, x=x: fn(x), device="cuda", budget=0.05)
+            yield {"flow": flow, "cols": cols, "n": SOFTMAX_N, "seconds": timing.median}
+
+
+def unfused_softmax(x):
+    """Five operations, each a kernel or more: maximum, subtract, exp, sum, divide."""
+    import torch
+
+    shifted = x - x.amax(-1, keepdim=True)
+    p = torch.exp(shifted)
+    return p / p.sum(-1, keepdim=True)
+
+
 def kernels(fn) -> list[str]:
-    """Names of the kernels that one call launches, by torch's profiler."""
+    """Short names of the kernels that one call launches, in order, by torch's profiler."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -87,7 +125,7 @@ def kernels(fn) -> list[str]:
         fn()
         torch.cuda.synchronize()
     on_gpu = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return [e.name for e in sorted(on_gpu, key=lambda e: e.time_range.start)]
+    return [measure.kernel_name(e.name) for e in sorted(on_gpu, key=lambda e: e.time_range.start)]
 
 
 def compiled_code() -> str | None:

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.gpu
 
 
 def prepare_copy(n):
-    """For `dram_bytes`: a copy of n bytes."""
+    """For `dram_bytes`: a kernel that reads n bytes and writes n bytes."""
     x = torch.ones(n, dtype=torch.uint8, device="cuda")
-    return x.clone
+    return lambda: x + 1
 
 
 def test_case_d16_events_time_the_work_and_not_its_queueing():
