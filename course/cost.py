@@ -347,7 +347,8 @@ def kv_cache_bytes(
         layers=layers, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, batch=batch,
         window=tokens if window is None else window,
     )  # fmt: skip
-    return ceil(2 * layers * kv_heads * head_dim * min(tokens, window) * batch * _size(itemsize))
+    kept = min(tokens, window) * batch
+    return ceil(2 * layers * kv_heads * head_dim * kept * _size(itemsize=itemsize))
 
 
 def latent_cache_bytes(
@@ -363,18 +364,19 @@ def latent_cache_bytes(
     layers, latent_dim, rope_dim, tokens, batch = whole(
         layers=layers, latent_dim=latent_dim, rope_dim=rope_dim, tokens=tokens, batch=batch
     )
-    return ceil(layers * (latent_dim + rope_dim) * tokens * batch * _size(itemsize))
+    return ceil(layers * (latent_dim + rope_dim) * tokens * batch * _size(itemsize=itemsize))
 
 
-def _size(itemsize):
+def _size(**itemsize):
     """Bytes an element, exactly: quantised ones take less than one."""
+    ((name, size),) = itemsize.items()
     try:
-        size = Fraction(float(itemsize))
+        number = Fraction(float(size))
     except (TypeError, ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise ValueError(f"itemsize must be a number of bytes above 0, and is {itemsize!r}.")
-    return size
+        number = 0
+    if number <= 0 or number != size:
+        raise ValueError(f"{name} must be a number of bytes above 0, and is {size!r}.")
+    return number
 
 
 def decode_step(
@@ -398,6 +400,6 @@ def decode_step(
         batch=batch,
         queries_per_kv_head=queries_per_kv_head,
     )
-    flops = 2 * batch * (weight_bytes // _size(itemsize))
-    flops += 2 * batch * queries_per_kv_head * (kv_bytes // _size(kv_itemsize))
+    flops = 2 * batch * (weight_bytes // _size(itemsize=itemsize))
+    flops += 2 * batch * queries_per_kv_head * (kv_bytes // _size(kv_itemsize=kv_itemsize))
     return Cost(flops, weight_bytes + batch * kv_bytes, 0)
