@@ -192,7 +192,7 @@ def denominators(ax, curves: dict) -> str:
         ax.plot(np.arange(1, len(l) + 1), l, label=f"{name}: ends at {l[-1]:.2f}", **look)
     ax.set(xlabel="blocks seen", ylabel="ℓ", title="The denominator, block after block")
     ax.set_ylim(bottom=0)
-    ax.legend(loc="upper left")
+    ax.legend(loc="upper left", handlelength=3)
     return "Denominator after the last block: " + ", ".join(
         f"{name} {l[-1]:.2f}" for name, l in curves.items()
     ) + "."  # fmt: skip

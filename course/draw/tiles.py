@@ -114,23 +114,25 @@ def bytes_against(axes, counted: dict, predicted: dict) -> str:
     """
     said = []
     panels = list(np.ravel(axes))
+    most = max(max(points.values()) for points in predicted.values())
+    least = min(min(points.values()) for points in predicted.values())
     for ax, name in zip(panels, counted, strict=True):
         line, points = predicted[name], counted[name]
-        ax.plot(list(line), [b / 1e6 for b in line.values()], color=FLOWS["tiled"].colour, ls="--",
-                label="formula")  # fmt: skip
-        ax.plot(list(points), [b / 1e6 for b in points.values()], color=INK, ls="", marker="s",
-                label="counted")  # fmt: skip
+        ax.plot(
+            list(line), list(line.values()), color=FLOWS["tiled"].colour, ls="--", label="formula"
+        )
+        ax.plot(list(points), list(points.values()), color=INK, ls="", marker="s", label="counted")
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set_xticks(list(points), [f"{x}" for x in points])
-        low, high = min(line.values()) / 1e6, max(line.values()) / 1e6
-        ax.set(xlabel=name, ylim=(0.5 * min(low, 0.8), 2 * max(high, 3)))
+        powers = [10.0**p for p in range(5, 12) if least / 2 <= 10**p <= 2 * most]
+        ax.set_yticks(powers, [decimal(p) for p in powers])
+        ax.set(xlabel=name, ylim=(least / 2, 2 * most))
         ax.grid(True, which="major", axis="y")
         ax.minorticks_off()
         first, *_, last = points.values()
         said.append(f"{name}: {decimal(first)} to {decimal(last)}")
-    for ax in panels[:: len(np.atleast_2d(axes)[0])]:
-        ax.set_ylabel("MB moved")
+    panels[0].set_ylabel("bytes moved")
     panels[0].legend()
     return f"Bytes counted and predicted agree at every point. From left to right in {'; '.join(said)}."
 

@@ -1,0 +1,412 @@
+"""Notebook 05: what its cells define is right, and equal to the library and to what it draws."""
+
+import ast
+import dataclasses
+import json
+import types
+from importlib import import_module
+from itertools import pairwise
+from math import inf, isnan
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from scipy.special import softmax
+
+from course import attention, cost
+from course import softmax as library
+from course.draw import softmax as pictures
+from course.draw import tiles as tile_pictures
+from course.exercises import softmax as ex
+from course.hardware import GPUS, KiB
+from course.hbm import Hbm
+
+PATH = Path(__file__).resolve().parents[1] / "notebooks" / "05_online_softmax.ipynb"
+CELLS = [c for c in json.loads(PATH.read_text())["cells"] if c["cell_type"] == "code"]
+WORKED = ("1.1353", "1.5530", "2.1353", "4.3269", "2.786")
+online, tiles = (import_module(f"course.explore.{name}") for name in ("online", "tiles"))
+
+
+def said(cell):
+    """The text that a cell stored."""
+    texts = (o.get("text") or o["data"].get("text/plain", "") for o in cell["outputs"])
+    return "".join("".join(text) for text in texts)
+
+
+def cell_with(words):
+    """The first code cell whose source holds these words."""
+    return next(c for c in CELLS if words in "".join(c["source"]))
+
+
+def defined():
+    """What the notebook defines: its functions and a few constants; all versions of `update`."""
+    space, updates = {}, []
+    for cell in CELLS:
+        for node in ast.parse("".join(cell["source"])).body:
+            names = [t.id for t in getattr(node, "targets", ()) if isinstance(t, ast.Name)]
+            keep = isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)
+            if keep or names in (["warn"], ["aloud"], ["NOTHING"], ["rng"], ["vary"]):
+                space.setdefault("n", 1024)
+                space.setdefault("d", 32)
+                exec(compile(ast.Module([node], []), PATH.name, "exec"), space)
+                if getattr(node, "name", "") == "update":
+                    updates.append(space["update"])
+    return types.SimpleNamespace(**space, updates=updates)
+
+
+nb = defined()
+
+
+def run(scores, values, block, start=-inf):
+    return nb.run(np.asarray(scores, float), np.asarray(values, float), block, start, nb.update)
+
+
+# --- the worked example: the same digits everywhere -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PATH.read_text(),
+        said(cell_with("values = np.array([1.0, 2.0, 3.0, 4.0])")),
+        (PATH.parents[1] / "figures" / "online_worked_example.svg").read_text(),
+        pictures.worked_example(Figure().subplots()),
+        " ".join(
+            online.describe(online.compute("worked example", 2, step, online.RIGHT))
+            for step in (1, 2)
+        ),
+        " ".join((ex.worked_l.task, ex.worked_output.task, ex.worked_output.explanation)),
+    ],
+    ids=["prose", "cell", "svg", "figure", "explorer", "questions"],
+)
+def test_the_worked_example_has_the_same_digits_everywhere(text):
+    assert [digits for digits in WORKED if digits not in text] == []
+
+
+def test_the_worked_example_in_the_library_and_by_hand():
+    after = pictures.states(pictures.SCORES, pictures.VALUES, 2)
+    got = [f"{x:.4f}" for state in after[1:] for x in (state.l, state.o[0])]
+    output = float(library.finish(after[-1])[0][0])
+    assert (got[0], got[2], got[1], got[3], f"{output:.3f}") == WORKED
+    assert [float(state.m) for state in after] == [-inf, 3, 4]
+    assert ex.worked_l.verdict(float(after[-1].l))[0] == "right"
+    assert ex.worked_output.verdict(output)[0] == "right"
+    assert ex.by_hand.answer[-1] == pytest.approx(output, rel=1e-14)
+
+
+# --- one row ----------------------------------------------------------------------------------
+
+SCORES = st.one_of(
+    st.floats(-1e5, 1e5), st.floats(-5, 5), st.just(-inf), st.just(3.0), st.just(1e4)
+)
+
+
+@settings(deadline=None)
+@given(st.lists(SCORES, min_size=1, max_size=40), st.integers(1, 45), st.integers(0, 10**6))
+def test_the_recurrence_of_the_notebook_is_scipys_softmax(scores, block, seed):
+    scores, values = np.array(scores), np.random.default_rng(seed).normal(size=len(scores))
+    if np.all(scores == -inf):
+        assert nb.update(nb.NOTHING, scores, values) == nb.NOTHING
+    else:
+        assert run(scores, values, block) == pytest.approx(softmax(scores) @ values, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(SCORES, min_size=1, max_size=9), min_size=2, max_size=5), st.randoms())
+def test_any_order_of_merges_gives_one_state(parts, random):
+    states = [nb.update(nb.NOTHING, np.array(p), np.arange(1.0, len(p) + 1)) for p in parts]
+    m, l, o = library.update(
+        library.State.empty(1),
+        np.concatenate(parts),
+        np.concatenate([np.arange(1.0, len(p) + 1) for p in parts])[:, None],
+    )
+    while len(states) > 1:
+        random.shuffle(states)
+        states.append(nb.merge(states.pop(), states.pop()))
+    np.testing.assert_allclose(states[0], (m, l, o[0]), rtol=1e-12)
+
+
+def test_b1_the_published_statistics_are_printed():
+    lines = said(cell_with("published = ")).splitlines()
+    assert len(lines) == 5
+    assert all("m = 5   l = 1.6617926287" in line for line in lines)
+
+
+def test_b2_a_finite_start_is_shown_to_fail():
+    low, values = np.array([-800.0, -801.0, -802.0]), np.arange(1.0, 4)
+    assert isnan(run(low, values, 2, start=0.0))
+    assert isnan(run(low - 1200, values, 2, start=-1000.0))
+    assert run(low, values, 2) == pytest.approx(0.66524 + 2 * 0.24473 + 3 * 0.09003, abs=1e-4)
+    assert "nan" in said(cell_with("start at 0:")) and "1.4248" in said(cell_with("start at 0:"))
+
+
+def test_b4_two_finished_results():
+    assert "lse = 1.386294   output = 2.0000" in said(cell_with("np.logaddexp(np.log(3), 0.0)"))
+
+
+def test_b6_the_blocks_own_maximum_is_shown_to_fail():
+    text = said(cell_with("def update_own"))
+    assert "NumPy warns: overflow" in text
+    assert "own maximum:     nan" in text and text.count("1.2689") == 2
+
+
+@pytest.mark.parametrize("place", [0, 50_000, 99_999])
+def test_b7_all_masked_but_one(place):
+    scores = np.where(np.arange(100_000) == place, 10.0, -inf)
+    assert run(scores, np.arange(100_000.0), 4096) == place
+
+
+def test_b8_far_below_any_sentinel():
+    scores = np.array([-240_000.0, *[-245_000.0] * 63]) / np.sqrt(128)
+    values = np.arange(5.0, 69)
+    assert run(scores, values, 16) == pytest.approx(values[0], rel=1e-12)
+
+
+def test_a_first_block_of_minus_infinity_needs_the_guard():
+    row, values = np.array([-inf, -inf, 1.0, 3.0]), np.arange(1.0, 5)
+    first, guarded = nb.updates[0], nb.updates[-1]
+    assert isnan(nb.run(row, values, 2, -inf, first))
+    assert nb.run(row, values, 2, -inf, guarded) == pytest.approx(softmax(row) @ values)
+
+
+def test_without_alpha_the_sum_is_wrong(capsys):
+    assert f"{nb.first_try(np.array([1.0, 3, 4, 2]), 2):.4f}" == "2.2707"
+    row = np.sort(np.random.default_rng(0).normal(size=24))
+    exact = np.exp(row - row[-1]).sum()
+    assert nb.running_l(row, 4, True)[-1] == pytest.approx(exact, rel=1e-13)
+    assert nb.running_l(row, 4, False)[-1] > 1.5 * exact
+
+
+def test_the_invariant_check_can_fail():
+    scores, values = np.array([1.0, 3.0]), np.array([1.0, 2.0])
+    m, l, o = nb.update(nb.NOTHING, scores, values)
+    assert nb.invariant_holds((m, l, o), scores, values)
+    for broken in ((m + 1e-9, l, o), (m, 1.0001 * l, o), (m, l, o + 1e-6)):
+        assert not nb.invariant_holds(broken, scores, values)
+    assert "False" not in said(cell_with("def invariant_holds"))
+
+
+# --- low precision ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stop"), [("float16", 2048), ("bfloat16", 256), ("float32", 4096)]
+)
+def test_where_a_running_sum_of_ones_stands_still(dtype, stop):
+    torch = pytest.importorskip("torch")
+    sums = nb.running_sum(getattr(torch, dtype))
+    assert len(sums) == 4097 and sums[-1] == stop
+    assert np.array_equal(sums, np.minimum(np.arange(4097), stop))
+    if dtype == "float16":
+        assert np.array_equal(sums[1:], np.cumsum(np.ones(4096, np.float16), dtype=np.float16))
+        assert ex.fp16_stop.answer == stop
+    if dtype == "bfloat16":
+        assert ex.bf16_stop.answer == stop
+
+
+# --- the tiled loop ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "n_kv", "d", "block_q", "block_kv"),
+    [
+        (200, 200, 32, 64, 48),
+        (1, 37, 5, 16, 8),
+        (65, 63, 3, 64, 64),
+        (30, 7, 4, 7, 7),
+        (5, 5, 2, 9, 9),
+    ],
+)
+def test_the_loop_of_the_notebook_is_the_librarys(n, n_kv, d, block_q, block_kv):
+    rng = np.random.default_rng(n)
+    q, k, v = rng.normal(size=(n, d)), 30 * rng.normal(size=(n_kv, d)), rng.normal(size=(n_kv, d))
+    mine, theirs = Hbm(), Hbm()
+    o, lse = nb.flash(q, k, v, block_q, block_kv, mine)
+    want = attention.flash(q, k, v, block_q=block_q, block_kv=block_kv, hbm=theirs)
+    np.testing.assert_allclose(o, want[0], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(lse, want[1], rtol=1e-12)
+    assert mine.read_by_name == theirs.read_by_name
+    assert mine.written_by_name == theirs.written_by_name
+    tiled = cost.attention(n, d, n_kv=n_kv, flow="tiled", block_q=block_q, block_kv=block_kv)
+    assert (mine.read, mine.written) == (tiled.read, tiled.written)
+
+
+def test_every_point_of_the_byte_plot_is_counted():
+    for runs in nb.vary.values():
+        for n, block_q, block_kv in runs.values():
+            if n * n // block_q // block_kv <= 1024:  # the cell itself does them all
+                assert nb.moved(n, block_q, block_kv) == nb.formula(n, block_q, block_kv)
+    assert "every point equals the formula: True" in said(cell_with("counted = {"))
+
+
+def test_the_plot_says_what_varies():
+    predicted = {
+        name: {x: nb.formula(*args) for x, args in runs.items()} for name, runs in nb.vary.items()
+    }
+    words = tile_pictures.bytes_against(Figure().subplots(1, 4), predicted, predicted)
+    assert "B_c, rows of a K and V tile: 2.23 MB to 2.23 MB" in words
+    kv = {name: [b - 4 * 32 * 1024 for b in runs.values()] for name, runs in predicted.items()}
+    b_r, b_c, chip = list(kv.values())[:3]
+    assert all(a == 2 * b for a, b in pairwise(b_r))
+    assert len(set(b_c)) == 1
+    assert all(a == 2 * b for a, b in pairwise(chip))
+
+
+@pytest.mark.parametrize(("n", "d", "sram"), [(512, 16, 2048), (1024, 32, 8192), (256, 8, 1024)])
+def test_c16_the_constant_of_n2d2_over_m_is_eight(n, d, sram):
+    """M counts elements; B_r = M / 4d."""
+    block, hbm = sram // (4 * d), Hbm()
+    x = np.random.default_rng(0).normal(size=(n, d))
+    nb.flash(x, x, x, block, block, hbm)
+    loaded = (hbm.read_by_name["K"] + hbm.read_by_name["V"]) // 2
+    assert loaded == 8 * n**2 * d**2 // sram
+    assert said(cell_with("constant {loaded")).count("constant 8.00") == 4
+
+
+def test_c16_tiles_of_the_questions():
+    assert ex.paper_block.answer == 192 == cost.paper_tiles(96 * KiB, 64)[1]
+    assert cost.paper_tiles(96 * KiB, 64)[0] == 64
+    assert "elements, not bytes" in ex.paper_block.verdict(384)[1]
+    assert ex.q_tile.answer == 131_072 == tile_pictures.budget(128, 64, 512)["Q"]
+    assert ex.q_tile.answer > GPUS["RTX 4090"].smem_per_block > GPUS["T4"].smem_per_block
+
+
+def test_facts_at_scale():
+    lines = said(cell_with("def at_scale")).splitlines()
+    assert [line.split()[-2] for line in lines] == ["132", "130", "66", "34", "4"]
+    assert cost.attention(4096, 128, flow="naive").bytes == 138_412_032
+
+
+# --- D15: tolerances --------------------------------------------------------------------------
+
+
+def test_d15_zeros_do_not_pass_for_small_values():
+    """(i) values scaled by 1e-3: all zeros are within atol=1e-2 of the truth, and are refused."""
+
+    def small(rng):
+        for scores, values, block in ex.one_row.cases(rng):
+            yield scores, 1e-3 * values, block
+
+    def zeros(scores, values, block):
+        return np.zeros(values.shape[1])
+
+    item = dataclasses.replace(ex.one_row, cases=small)
+    assert item.verdict(item.answer, 1)[0] == "right"
+    assert item.verdict(zeros, 1)[0] == "wrong"
+    assert all(np.allclose(zeros(*a), item.answer(*a), atol=1e-2) for a in small(nb.rng))
+
+
+def test_d15_blocks_are_no_powers_of_two_and_lengths_no_multiples():
+    rng = np.random.default_rng(0)
+    sizes = [(len(q), len(k), a, b) for q, k, _, a, b in ex._attentions(rng)]
+    assert any(a & (a - 1) for *_, a, b in sizes) and any(b & (b - 1) for *_, b in sizes)
+    assert any(n % a for n, _, a, _ in sizes) and any(m % b for _, m, _, b in sizes)
+    assert any(n != m for n, m, *_ in sizes)
+    assert any(len(s) % b for s, _, b in ex._rows(rng))
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def test_sweeps_count_the_accesses_of_each_way():
+    accesses = [sum(1 + ("write" in part) for part in parts) for parts in pictures.SWEEPS.values()]
+    assert accesses == [3, 4, 3, 1]
+    assert pictures.sweeps(Figure().subplots()).endswith("safe softmax 3, online softmax 2, "
+                                                         "online, with values 1.")  # fmt: skip
+
+
+def test_limits_are_where_exp_overflows():
+    words = pictures.limits(Figure().subplots())
+    assert "11.1" in words and "88.7" in words
+    with np.errstate(over="ignore"):
+        assert np.isfinite(np.exp(np.float32(88.7))) and np.isinf(np.exp(np.float32(88.8)))
+        assert np.isfinite(np.exp(np.float16(11.08))) and np.isinf(np.exp(np.float16(11.1)))
+    assert ex.fp16_limit.verdict(11.09)[0] == "right"
+
+
+def test_both_merge_trees_end_in_one_state():
+    words = pictures.merges(Figure().subplots(1, 2), (2, 3, 5, 2, 4, 0, -1, 2))
+    assert words.count("m = 5, ℓ = 1.6618") == 2
+
+
+def test_rescale_shows_alpha_times_the_old_sum():
+    words = pictures.rescale(Figure().subplots(1, 3))
+    assert "1.1353 to 0.4177 to 1.5530" in words and "0.3679" in words
+
+
+def test_the_budget_is_the_one_of_the_cost_model():
+    for block_q, block_kv, d in ((128, 64, 128), (16, 256, 64), (100, 7, 3)):
+        parts = tile_pictures.budget(block_q, block_kv, d)
+        assert sum(parts.values()) == cost.tile_bytes(block_q, block_kv, d)
+    words = tile_pictures.sram(Figure().subplots(), 128, 64, 128, 228 * KiB)
+    assert "Q 32 KiB, K 16 KiB, V 16 KiB, 64 KiB of 228 KiB" in words
+
+
+def test_growth_quadratic_and_linear():
+    words = tile_pictures.growth(Figure().subplots(1, 2), [1024, 2048, 4096])
+    assert "S grows from 2 MiB to 32 MiB, m and ℓ from 8 KiB to 32 KiB" in words
+    assert words.endswith("by a factor of 16.")
+
+
+# --- explorers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", online.ROWS)
+def test_the_right_rule_holds_the_invariant_at_every_step(row):
+    scores = online.ROWS[row]
+    for block in range(1, online.KEYS + 1):
+        for step in range(online.KEYS + 1):
+            data = online.compute(row, block, step, online.RIGHT)
+            assert online.judge(data)[0]
+            np.testing.assert_allclose(data["terms"], data["expected"], rtol=1e-12)
+        assert data["outputs"][-1] == pytest.approx(softmax(scores) @ data["values"], rel=1e-12)
+        for m_old, m, alpha, l, _ in data["history"]:
+            assert m >= m_old and 0 <= alpha <= 1 and (l >= 1 or m == -inf)
+
+
+@pytest.mark.parametrize(
+    ("rule", "row", "block", "good"),
+    [
+        (online.NO_ALPHA, "rising", 1, False),
+        (online.NO_ALPHA, "falling", 1, True),
+        (online.NO_ALPHA, "worked example", 4, True),
+        (online.FROM_ZERO, "far below zero", 3, False),
+        (online.FROM_ZERO, "rising", 3, True),
+        (online.OWN, "steep fall", 4, False),
+        (online.OWN, "rising", 2, True),
+    ],
+)
+def test_a_broken_rule_goes_wrong_where_the_notebook_says(rule, row, block, good):
+    data = online.compute(row, block, online.KEYS, rule)
+    assert online.judge(data)[0] is good
+    assert ("right" in online.describe(data)) is good
+
+
+@pytest.mark.parametrize("n", [512, 2048])
+@pytest.mark.parametrize("d", [32, 256])
+@pytest.mark.parametrize("block_q", [16, 256])
+@pytest.mark.parametrize("block_kv", [16, 256])
+def test_the_tile_explorer_counts_what_the_loop_moves(n, d, block_q, block_kv):
+    data = tiles.compute(n, d, block_q, block_kv, 64, "H200")
+    tiled = data["flows"]["tiled"]
+    if n * n // block_q // block_kv <= 256:
+        x, hbm = np.zeros((n, d)), Hbm()
+        nb.flash(x, x, x, block_q, block_kv, hbm)
+        assert tiled["bytes"] == hbm.bytes
+    assert data["used"] == cost.tile_bytes(block_q, block_kv, d)
+    assert tiles.fits(data) == (data["used"] <= 64 * KiB)
+    assert tiled["intensity"] == pytest.approx(block_q / (1 + block_q / n), rel=1e-9)
+    assert ("does not fit" in tiles.describe(data)) is not tiles.fits(data)
+
+
+def test_what_the_notebook_asks_to_find_with_the_tiles():
+    """The H200's ridge is passed with 256 rows and not with 128; a tile for the H100, not the T4."""
+    bound = {b: tiles.compute(131072, 128, b, 64, 227, "H200")["flows"]["tiled"]["bound"]
+             for b in tiles.ROWS}  # fmt: skip
+    assert [b for b, side in bound.items() if side == "compute"] == [256]
+    assert tiles.fits(tiles.compute(4096, 128, 256, 64, 227, "H200"))
+    limits = [GPUS[name].smem_per_block for name in ("T4", "H100 SXM")]
+    assert limits[0] < cost.tile_bytes(128, 128, 128) <= limits[1]
