@@ -19,7 +19,7 @@ from course.draw.labels import along, place, text_size
 from course.draw.static import static
 from course.draw.theme import ACCENT, FLOWS, INK, LEVELS, PAPER, SOFT
 from course.hardware import GPUS, Gpu
-from course.units import decimal
+from course.units import decimal, seconds
 
 MEMORY = LEVELS["hbm"].colour  # the slope is the memory's
 SMALL = 12
@@ -157,6 +157,99 @@ def roofline(
     spots = [_spot(ax, point, gpu, dtype) for point in points]
     _name_points(ax, [p.name for p in points], spots, [*roof.obstacles(), *sides])
     return _words(gpu, points, dtype)
+
+
+def moves(
+    ax, gpu: Gpu, paths: Iterable[tuple[str, Sequence[Point], int]], *, dtype: str = "fp16"
+) -> str:
+    """What an optimisation does to a point: an arc from each point of a path to the next.
+
+    paths: (what is done, the points from first to last, 1 to bow above the roof or -1 below it).
+    """
+    paths = list(paths)
+    points = list(dict.fromkeys(point for _, path, _ in paths for point in path))
+    _limits(ax, gpu, points, dtype)
+    ax.set_title(f"Moves on the roof of an {gpu.name}, {dtype}", loc="left")
+    ax.figure.draw_without_rendering()
+    roof = Roof(ax)
+    roof.move(gpu, dtype, points=[point.intensity for point in points])
+    spots = {point: _spot(ax, point, gpu, dtype) for point in points}
+    taken, words = list(roof.obstacles()), _words(gpu, points, dtype)
+    for what, path, bow in paths:
+        for start, end in pairwise(path):
+            bend = -0.35 * bow
+            ax.annotate(
+                "", spots[end], spots[start], zorder=3.5,
+                arrowprops=dict(arrowstyle="-|>", mutation_scale=18, color=ACCENT, lw=2,
+                                shrinkA=7, shrinkB=7, connectionstyle=f"arc3,rad={bend}"),
+            )  # fmt: skip
+            a, b = to_points(ax, [spots[start], spots[end]])
+            across = np.array([(b - a)[1], -(b - a)[0]])
+            apex = (a + b) / 2 + bend * across / 2
+            control = (a + b) / 2 + bend * across
+            t = np.linspace(0, 1, 12)[:, None]
+            arc = (1 - t) ** 2 * a + 2 * t * (1 - t) * control + t**2 * b
+            taken += list(along(arc))
+        size = text_size(what, SMALL, "bold")
+        corner = place([apex], [size], _area(ax), taken)[0]
+        ax.annotate(what, corner + np.array([0, 0.25 * SMALL]), xycoords="figure points", color=ACCENT,
+                    fontsize=SMALL, weight="bold").set_in_layout(False)  # fmt: skip
+        taken.append([*corner, *(corner + size)])
+        words += f" {what}: from {path[0].name} to {path[-1].name}."
+    _name_points(ax, [point.name for point in points], list(spots.values()), taken)
+    return words
+
+
+def times(ax, costs: dict[str, Cost], gpu: Gpu, *, dtype: str = "fp16") -> str:
+    """For each operation its two times side by side; the longer one fills the row."""
+    words, rows = f"Times on the {gpu.name} in {dtype}.", []
+    for y, (name, cost_) in enumerate(costs.items()):
+        pair = (model.memory_time(cost_, gpu), model.compute_time(cost_, gpu, dtype))
+        styles = ((MEMORY, "", "bytes ÷ bandwidth"), (SOFT, "//", "FLOPs ÷ peak"))
+        for i, (time, (colour, hatch, label)) in enumerate(zip(pair, styles, strict=True)):
+            share, at = time / max(pair), 3 * y + i
+            ax.barh(at, share, 0.9, color=colour, hatch=hatch, edgecolor=PAPER,
+                    label="" if y else label)  # fmt: skip
+            ax.text(share + 0.01, at, seconds(time), fontsize=SMALL, va="center")
+        rows.append(3 * y + 0.5)
+        words += f" {name}: bytes {seconds(pair[0])}, FLOPs {seconds(pair[1])}."
+    ax.set_yticks(rows, costs)
+    ax.set(xlim=(0, 1.12), ylim=(3 * len(costs) - 1, -1), xticks=[])
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.set_title(f"Which takes longer? {gpu.name}, {dtype}", loc="left")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+    return words
+
+
+def floor(
+    ax, sizes: Sequence[int], timed: Sequence[float], moved: Sequence[float], gpu: Gpu
+) -> str:
+    """Measured seconds against size, beside the time that the bytes alone would take.
+
+    moved: bytes of each size. Where the measured line is flat, the kernel waits for neither bytes
+    nor arithmetic: it waits to be started.
+    """
+    bytes_time = np.asarray(moved) / gpu.bandwidth
+    ylim = (min(timed) / 10, 3 * max(timed))
+    ax.set(xscale="log", yscale="log", xlabel="elements", ylim=ylim)
+    ax.plot(sizes, bytes_time, color=MEMORY, ls="--", label="bytes ÷ bandwidth")
+    ax.plot(sizes, timed, **FLOWS["measured"].line, label="measured")
+    ax.axhline(min(timed), color=ACCENT, lw=1.5, ls=(0, (4, 3)))
+    ax.text(sizes[-1], min(timed) * 0.85, f"never under {seconds(min(timed))}", color=ACCENT,
+            ha="right", va="top", fontsize=SMALL)  # fmt: skip
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: seconds(y)))
+    ax.grid(True)
+    ax.legend(loc="upper left")
+    ax.set_title(f"The third regime: overhead, {gpu.name}", loc="left")
+    return (
+        f"Measured time against size on {gpu.name}: {seconds(timed[0])} for {sizes[0]:,} elements "
+        f"and {seconds(timed[-1])} for {sizes[-1]:,}; the bytes alone would take "
+        f"{seconds(bytes_time[0])} and {seconds(bytes_time[-1])}."
+    )
 
 
 _GPU_STYLES = ((SOFT, "-", "o"), (INK, "--", "s"), (MEMORY, "-.", "D"), ("#8c8c8c", ":", "^"))
