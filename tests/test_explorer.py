@@ -178,6 +178,15 @@ def test_a_value_from_the_browser_fails_in_sight():
     assert "ZeroDivisionError" in e.picture.error
 
 
+def test_a_picture_never_stands_with_another_settings_words():
+    e = toy()
+    first = e.picture.png, e.picture.caption
+    e.describe = lambda data: data["no such thing"]
+    with pytest.raises(KeyError):
+        e.controls["power"].value = 5
+    assert (e.picture.png, e.picture.caption) == first
+
+
 def test_close_stops_following_and_drops_the_widgets():
     before = set(widgets.widget._instances)
     e = toy(play="power")

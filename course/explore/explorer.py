@@ -149,10 +149,9 @@ class Explorer:
             self._drawn = None  # if this fails, going back to the old values must draw again
             self.data = self.compute(**values)
             self._paint(self._move(self.data))
+            png, caption = self.png(), self.describe(self.data)
             with self.picture.hold_sync():  # picture and words travel in one message
-                self.picture.png = self.png()
-                self.picture.caption = self.describe(self.data)
-                self.picture.error = ""
+                self.picture.png, self.picture.caption, self.picture.error = png, caption, ""
             self._drawn = values
 
     def _paint(self, changed):
