@@ -83,7 +83,7 @@ def _levels(sms, clock, smem_per_sm, l2_bytes, hbm_bytes, bandwidth, memory, sou
               f"{source}; bandwidth computed: 128 bytes a clock and SM × {clock / 1e9:.2f} GHz; {_LATENCY}"),
         Level("l2", "the cupboard in the corridor", "the whole GPU", l2_bytes, None, 250, "hardware",
               f"{source}; {_LATENCY}"),
-        Level("hbm", "the library across the road", "the whole GPU", hbm_bytes, bandwidth, 500,
+        Level("hbm", "the library across the street", "the whole GPU", hbm_bytes, bandwidth, 500,
               "allocator", f"{memory}, {source}; {_LATENCY}"),
     )  # fmt: skip
 

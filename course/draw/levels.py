@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from course.draw.static import static
 from course.draw.theme import FLOWS, INK, LEVELS, PAPER
@@ -17,20 +16,22 @@ NAMES = {"registers": "registers", "shared": "shared memory", "l2": "L2", "hbm":
 
 
 def stairs(points: Sequence[dict], levels: Sequence[Level]) -> list[dict]:
-    """For each level that the staircase reached, its points and their median bandwidth.
+    """For each level that the staircase reached, the bandwidth of one point that is surely on it.
 
     points: {"bytes", "bandwidth"} of `course.measure.staircase`; levels from small to large. A
-    working set is in the smallest level that holds all of it.
+    working set is in the smallest level that holds all of it. The point is the largest one that
+    fills at most half of a cache; for the last level, main memory, it is the largest of all.
     """
     steps, low = [], 0
     for i, level in enumerate(levels):
         last = i == len(levels) - 1
         high = float("inf") if last else level.capacity_bytes
-        on = [point["bandwidth"] for point in points if low < point["bytes"] <= high]
+        on = [point for point in points if low < point["bytes"] <= high]
         if on:
+            sure = [point for point in on if last or point["bytes"] <= high / 2] or on
             paint = PAINT[min(len(levels) - 1 - i, len(PAINT) - 1)]
-            step = dict(level=level, low=low, high=high, bandwidth=median(on), paint=paint)
-            steps.append(step)
+            bandwidth = sure[-1]["bandwidth"]
+            steps.append(dict(level=level, low=low, high=high, bandwidth=bandwidth, paint=paint))
         low = high
     return steps
 
@@ -71,7 +72,7 @@ def staircase(ax, points: Sequence[dict], levels: Sequence[Level], title: str = 
     fall = steps[0]["bandwidth"] / steps[-1]["bandwidth"]
     return (
         f"{title or 'Copy bandwidth'}: bandwidth against working set, from {binary(sizes[0])} to "
-        f"{binary(sizes[-1])}. Medians by level: {said}; from first to last a factor of {fall:.1f}."
+        f"{binary(sizes[-1])}. By level: {said}; from first to last a factor of {fall:.1f}."
     )
 
 
