@@ -60,6 +60,8 @@ def time(fn, *, device="cpu", budget=0.2, cold=True) -> Timing:
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device is {device!r}: time on cpu or cuda")
+    if device == "cuda":
+        _torch()  # refuses where there is no GPU
     fn()  # compiles, allocates: never measured
     once = _seconds(fn)
     warmup = min(int(budget / 3 / once), 1000)
@@ -411,14 +413,15 @@ def _cpu_machine():
     return {
         "name": _cpu_name(),
         "kind": "cpu",
-        "peak": {"fp32": matmul_rate(1024, "fp32")["rate"]},
+        # The best of three sizes: small ones fit a cache, large ones keep every core busy.
+        "peak": {"fp32": max(matmul_rate(n, "fp32")["rate"] for n in (256, 512, 1024))},
         "bandwidth": memory["bandwidth"],
         "levels": levels,
         "threads": threads,
         "stamp": stamp(
             "cpu",
-            f"peak: fp32 matmul 1024³ by NumPy; memory: copy, read + written, {threads} threads; "
-            "caches: the same by one thread, half the cache",
+            "peak: the best of NumPy's fp32 matmuls, n = 256, 512, 1024; memory: copy, read + "
+            f"written, {threads} threads; caches: the same by one thread, half the cache",
         ),
     }
 

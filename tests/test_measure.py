@@ -119,6 +119,7 @@ def test_cuda_without_a_gpu_is_refused_in_one_line():
         pytest.skip("there is a GPU here")
     for call in (
         lambda: measure.staircase(device="cuda"),
+        lambda: measure.time(int, device="cuda"),
         lambda: measure.matmul_rate(8, device="cuda"),
         lambda: measure.peak_memory(int, device="cuda"),
     ):
