@@ -3,6 +3,9 @@
 Import this before `triton`. Where there is no GPU it switches Triton's interpreter on, which
 must happen before Triton is imported, and says so in one line. Where there is no Triton at all,
 `available` is False and `reason` is the line a notebook prints.
+
+`from course.kernels import tl, triton` gives Triton itself, or where there is none stand-ins with
+which a kernel can still be defined, and says what is missing when it is launched.
 """
 
 import importlib.util
@@ -35,6 +38,17 @@ available, reason, note = _set_up()
 interpreted = available and os.environ.get("TRITON_INTERPRET") == "1"
 if note or reason:
     print(note or reason)
+
+
+def __getattr__(name):
+    if name not in ("tl", "triton"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if available:
+        import triton
+        import triton.language as tl
+    else:
+        from course.kernels.missing import tl, triton
+    return {"tl": tl, "triton": triton}[name]
 
 
 def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=False):

@@ -1,0 +1,296 @@
+"""Figures of fusion: trips to memory, programs over a vector, and what was measured on a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from course import cost
+from course.cost import OPS, Cost, Op
+from course.draw.static import static
+from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT, FlowStyle
+from course.hardware import Gpu
+from course.units import decimal, seconds
+
+CHAIN = ("bias", "gelu", "stored dropout", "residual")  # what PyTorch runs: it stores the mask
+FUSED = ("bias", "gelu", "dropout", "residual")  # in one kernel the mask comes from a seed
+NAMES = {"gelu": "GELU", "relu": "ReLU", "stored dropout": "dropout"}
+STYLES = {  # flow of `course.records.fusion` → its style and its name on a figure
+    "eager": (FLOWS["naive"], "eager: four kernels"),
+    "compiled": (FLOWS["tiled"], "compiled: torch.compile"),
+    "hand-written": (FLOWS["flash"], "hand-written: one kernel"),
+}
+MINE = FLOWS["measured"]
+
+
+def predicted(flow: str, n: int, itemsize: int = 2) -> Cost:
+    """What each flow of the record should cost: 19n bytes for eager, 6n for the fused, in FP16."""
+    eager = flow == "eager"
+    return cost.chain(CHAIN if eager else FUSED, n, fused=not eager, itemsize=itemsize)
+
+
+# --- trips ------------------------------------------------------------------------------------
+
+
+def trips(ax, ops: Sequence[Op], itemsize: int = 2) -> str:
+    """Every trip between HBM and the chip: each operation a kernel on the left, all in one right."""
+    k = len(ops)
+    right, wide = k + 0.35, 2.1
+    ax.set(xlim=(-0.12, right + wide + 0.12), ylim=(-0.62, 2.75))
+    ax.axis("off")
+    hbm = LEVELS["hbm"]
+    ax.add_patch(Rectangle((-0.1, 2.05), right + wide + 0.2, 0.55, facecolor=hbm.colour))
+    ax.text((right + wide) / 2, 2.32, "HBM", color=hbm.ink, weight="bold", ha="center", va="center")
+    for i, op in enumerate(ops):
+        _kernel(ax, i, 0.84, NAMES.get(op.name, op.name), FLOWS["naive"])
+        _arrows(
+            ax, i, 0.84, [itemsize] * (1 + op.reads), [itemsize] + [op.stored] * bool(op.stored)
+        )
+    fused = "\n".join(NAMES.get(op.name, op.name) for op in ops)
+    _kernel(ax, right, wide, fused, FLOWS["flash"])
+    kept = [op.stored for op in ops if op.stored]
+    _arrows(ax, right, wide, [itemsize] * (1 + sum(op.reads for op in ops)), [itemsize, *kept])
+    apart, one = (cost.chain(ops, 1, fused=fused, itemsize=itemsize).bytes for fused in (0, 1))
+    said = (f"{_count(k)} kernels: {apart}n bytes", f"one kernel: {one}n bytes")
+    for x, text, flow in ((k / 2, said[0], "naive"), (right + wide / 2, said[1], "flash")):
+        ax.text(x, -0.32, text, color=FLOWS[flow].colour, weight="bold", ha="center", fontsize=15)
+    names = ", ".join(NAMES.get(op.name, op.name) for op in ops)
+    return (
+        f"Trips between HBM and the chip for n elements of {itemsize} bytes: {names}. "
+        f"As {said[0]}, since each kernel reads from HBM and writes back to it. "
+        f"As {said[1]}, since what lies between the operations stays on the chip."
+    )
+
+
+def _count(k):
+    return {2: "two", 3: "three", 4: "four", 5: "five"}.get(k, str(k))
+
+
+def _kernel(ax, x, width, text, style: FlowStyle):
+    ax.add_patch(FancyBboxPatch((x + 0.03, 0), width - 0.06, 1.0, facecolor=PAPER, lw=2.5,
+                                boxstyle="round,pad=0,rounding_size=0.08",
+                                edgecolor=style.colour))  # fmt: skip
+    ax.text(x + width / 2, 0.5, text, ha="center", va="center", linespacing=1.15, fontsize=13)
+
+
+def _arrows(ax, x, width, reads, writes):
+    """Reads go down on the left, writes go up on the right; each labelled with its bytes."""
+    every = [(size, "read") for size in reads] + [(size, "write") for size in writes]
+    spots = x + width * (np.arange(len(every)) + 0.5) / len(every)
+    for spot, (size, way) in zip(spots, every, strict=True):
+        ends = ((spot, 1.06), (spot, 1.99))
+        start, end = ends[::-1] if way == "read" else ends
+        style = dict(arrowstyle="-|>", lw=2.2, shrinkA=0, shrinkB=0, mutation_scale=16,
+                     color=LEVELS["hbm"].colour, linestyle="-" if way == "read" else (0, (3, 1.5)))  # fmt: skip
+        ax.annotate("", end, start, arrowprops=style)
+        ax.text(spot, 1.5, f"{size}n", ha="center", va="center", fontsize=12,
+                bbox=dict(fc=PAPER, ec="none", pad=1.2))  # fmt: skip
+
+
+@static("four_trips", size=(10, 3.6))
+def _(ax):
+    return trips(ax, [Op(name) for name in ("bias", "gelu", "dropout", "residual")])
+
+
+@static("exact_trips", size=(10, 3.6))
+def _(ax):
+    return trips(ax, [OPS[name] for name in FUSED])
+
+
+# --- two kinds --------------------------------------------------------------------------------
+
+
+def two_kinds(axes) -> str:
+    """Vertical fusion joins a chain; horizontal fusion joins siblings that read the same tensor."""
+    for ax, title in zip(axes, ("Vertical: a chain", "Horizontal: siblings"), strict=True):
+        ax.set(xlim=(-0.1, 5.1), ylim=(-0.2, 3.2), title=title)
+        ax.axis("off")
+    chain, siblings = axes
+    box = dict(facecolor="none", edgecolor=FLOWS["flash"].colour, lw=2.5, linestyle=(0, (4, 2)),
+               boxstyle="round,pad=0,rounding_size=0.12")  # fmt: skip
+    chain.add_patch(FancyBboxPatch((0.85, 0.85), 3.3, 1.3, **box))
+    names = ("bias", "GELU", "dropout")
+    for i, name in enumerate(names):
+        _step(chain, 0.95 + 1.08 * i, 1.5, name)
+        if i:
+            _link(chain, (0.72 + 1.08 * i + 0.13, 1.5), (0.95 + 1.08 * i, 1.5), SOFT)
+    _tensor(chain, 0.25, 1.5, "x")
+    _tensor(chain, 4.75, 1.5, "y")
+    _link(chain, (0.5, 1.5), (0.9, 1.5))
+    _link(chain, (4.1, 1.5), (4.5, 1.5))
+    chain.text(2.5, 0.45, "what lies between stays on the chip", ha="center", fontsize=12)
+    siblings.add_patch(FancyBboxPatch((1.55, 0.1), 1.5, 2.8, **box))
+    _tensor(siblings, 0.25, 1.5, "x")
+    for y, name in zip((2.4, 1.5, 0.6), "QKV", strict=True):
+        _link(siblings, (0.5, 1.5), (1.7, y))
+        _step(siblings, 1.75, y, f"x · W{name}", 1.1)
+        _link(siblings, (2.85, y), (4.0, y))
+        _tensor(siblings, 4.25, y, name)
+    siblings.text(0.55, 2.75, "x is read\nonce", ha="center", va="center", fontsize=12)
+    return (
+        "Two kinds of fusion. Vertical: bias, GELU and dropout, one after the other, become one "
+        "kernel, and what lies between them stays on the chip. Horizontal: three products of the "
+        "same x, with the weights of Q, K and V, become one kernel, and x is read once."
+    )
+
+
+def _step(ax, x, y, text, width=0.9):
+    ax.add_patch(Rectangle((x, y - 0.28), width, 0.56, facecolor=LEVELS["registers"].colour,
+                           edgecolor=SOFT))  # fmt: skip
+    ax.text(x + width / 2, y, text, ha="center", va="center", fontsize=12)
+
+
+def _tensor(ax, x, y, text):
+    hbm = LEVELS["hbm"]
+    ax.add_patch(Rectangle((x - 0.25, y - 0.28), 0.5, 0.56, facecolor=hbm.colour))
+    ax.text(x, y, text, color=hbm.ink, ha="center", va="center", weight="bold")
+
+
+def _link(ax, start, end, colour=INK):
+    style = dict(arrowstyle="-|>", lw=1.8, color=colour, shrinkA=0, shrinkB=0, mutation_scale=14)
+    ax.annotate("", end, start, arrowprops=style)
+
+
+@static("two_fusions", size=(10, 3.2), panels=(1, 2))
+def _(axes):
+    return two_kinds(axes)
+
+
+# --- programs ---------------------------------------------------------------------------------
+
+
+def programs(ax, n: int = 10, block: int = 4) -> str:
+    """A vector of n elements shared out to programs of `block` elements; the last one is masked."""
+    count = -(-n // block)
+    ax.set(xlim=(-1.75, count * (block + 0.5)), ylim=(-0.45, 2.55))
+    ax.axis("off")
+    for y, text in ((2.05, "program id"), (1.0, "offsets"), (0.05, "mask")):
+        ax.text(-1.7, y, text, va="center", fontsize=13, weight="bold")
+    for program in range(count):
+        left = program * (block + 0.5)
+        ax.text(left + block / 2, 2.05, f"{program}", ha="center", va="center", fontsize=16,
+                weight="bold", color=FLOWS["flash"].colour)  # fmt: skip
+        ax.plot([left + 0.08, left + block - 0.08], [1.7, 1.7], lw=2, color=FLOWS["flash"].colour)
+        for lane in range(block):
+            offset = program * block + lane
+            inside = offset < n
+            ax.add_patch(Rectangle((left + lane, 0.6), 1, 0.8, edgecolor=SOFT, lw=1.2,
+                                   facecolor=LEVELS["registers"].colour if inside else PAPER,
+                                   hatch="" if inside else "xx"))  # fmt: skip
+            ax.text(left + lane + 0.5, 1.0, f"{offset}", ha="center", va="center", fontsize=14,
+                    bbox=None if inside else dict(fc=PAPER, ec="none", pad=1))  # fmt: skip
+            ax.text(left + lane + 0.5, 0.05, "yes" if inside else "no", ha="center", va="center",
+                    fontsize=12, color=INK if inside else ACCENT)  # fmt: skip
+    over = count * block - n
+    return (
+        f"{n} elements shared out to {count} programs of {block}. Program i has the offsets from "
+        f"{block}·i to {block}·i + {block - 1}. "
+        f"The last program reaches {over} past the end: those lanes are masked."
+    )
+
+
+@static("programs", size=(10, 2.6))
+def _(ax):
+    return programs(ax)
+
+
+# --- measured beside predicted ----------------------------------------------------------------
+
+
+def times(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str:
+    """Seconds of a call over n, as measured from Python, and the prediction bytes ÷ bandwidth."""
+    points = list(points)
+    _axes(ax, points, "seconds a call", seconds)
+    _predictions(ax, points, lambda flow, n: predicted(flow, n).bytes / gpu.bandwidth)
+    _measured(ax, points, mine, lambda p: p["wall"])
+    ax.legend(loc="upper left")
+    small, large = (_at(points, end)["eager"] for end in (min, max))
+    off = [p["wall"] / (predicted("eager", p["n"]).bytes / gpu.bandwidth) for p in (small, large)]
+    return (
+        f"Seconds a call over n for three flows, beside the prediction bytes ÷ "
+        f"{decimal(gpu.bandwidth, 'B/s')}. Eager at n = {small['n']:,}: {seconds(small['wall'])}, "
+        f"{off[0]:,.0f} times the prediction. At n = {large['n']:,}: {seconds(large['wall'])}, "
+        f"{off[1]:.1f} times the prediction."
+    )
+
+
+def bandwidths(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str:
+    """Counted bytes ÷ seconds on the GPU's own clock: the rate at which each flow seems to move."""
+    points = list(points)
+    _axes(ax, points, "counted bytes ÷ time", lambda y: decimal(y, "B/s"))
+    ax.axhline(gpu.bandwidth, color=LEVELS["hbm"].colour, lw=2)
+    ax.text(min(p["n"] for p in points), 1.12 * gpu.bandwidth, color=LEVELS["hbm"].colour,
+            s=f"HBM of the {gpu.name}: {decimal(gpu.bandwidth, 'B/s')}", va="bottom")  # fmt: skip
+    rate = lambda p: predicted(p["flow"], p["n"]).bytes / p["seconds"]  # noqa: E731
+    _measured(ax, points, mine, rate)
+    ax.set_ylim(top=4 * gpu.bandwidth)
+    ax.legend(loc="lower right")
+    last = _at(points, max)
+    said = ", ".join(f"{flow} {decimal(rate(p), 'B/s')}" for flow, p in last.items())
+    return (
+        f"Counted bytes divided by the time on the GPU, over n, beside the data sheet's "
+        f"{decimal(gpu.bandwidth, 'B/s')}. At n = {last['eager']['n']:,}: {said}."
+    )
+
+
+def dram(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str:
+    """Bytes that crossed to DRAM by the hardware's own counter, an element, and the count."""
+    points = [p for p in points if "dram_read" in p]
+    mine = [p for p in mine if "dram_read" in p]
+    _axes(ax, points, "DRAM bytes an element", lambda y: f"{y:g}n")
+    ax.set(yscale="linear", ylim=(0, 22), yticks=range(0, 21, 4))
+    _predictions(ax, points, lambda flow, n: predicted(flow, n).bytes / n)
+    counted = lambda p: (p["dram_read"] + p["dram_written"]) / p["n"]  # noqa: E731
+    if gpu.l2_bytes:
+        edge = gpu.l2_bytes / 6  # one fused pass, 6 bytes an element, fills the L2
+        ax.axvline(edge, color=LEVELS["l2"].colour, lw=2, ls=(0, (4, 3)))
+        ax.text(0.9 * edge, 21.5, f"fits in the {gpu.name}'s L2", color=LEVELS["l2"].colour,
+                ha="right", va="top", weight="bold")  # fmt: skip
+    _measured(ax, points, mine, counted)
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 0.93))
+    said = "; ".join(
+        f"at n = {at['eager']['n']:,}: "
+        + ", ".join(f"{flow} {counted(p):.1f}" for flow, p in at.items())
+        for at in (_at(points, end) for end in (min, max))
+    )
+    return (
+        f"DRAM bytes an element by hardware counter, over n; the count says 19 and 6. Seen {said}."
+    )
+
+
+def _axes(ax, points, what, words):
+    low, high = (end(p["n"] for p in points) for end in (min, max))
+    ax.set(xscale="log", yscale="log", xlim=(low / 2, high * 2), xlabel="elements n", ylabel=what)
+    ax.set_xticks([10.0**k for k in range(3, 10)], [f"10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[k]}" for k in range(3, 10)])
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: words(y)))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    ax.grid(True, color=GRID)
+
+
+def _predictions(ax, points, value):
+    sizes = sorted({p["n"] for p in points})
+    for flow, style, name in (
+        ("eager", STYLES["eager"][0], "predicted, 19n bytes"),
+        ("hand-written", STYLES["hand-written"][0], "predicted, 6n bytes"),
+    ):
+        ax.plot(sizes, [value(flow, n) for n in sizes], color=style.colour, lw=1.5, ls=(0, (1, 1)),
+                label=name, zorder=2)  # fmt: skip
+
+
+def _measured(ax, points, mine, value):
+    for flow, (style, name) in STYLES.items():
+        some = [p for p in points if p["flow"] == flow]
+        ax.plot([p["n"] for p in some], [value(p) for p in some], label=name, **style.line)
+        own = [p for p in mine if p["flow"] == flow]
+        ax.plot([p["n"] for p in own], [value(p) for p in own], ls="none", marker=MINE.marker, ms=12,
+                mfc=style.colour, mec=MINE.colour, mew=2,
+                label=f"here: {name}" if own else None)  # fmt: skip
+
+
+def _at(points, end):
+    n = end(p["n"] for p in points)
+    return {p["flow"]: p for p in points if p["n"] == n}

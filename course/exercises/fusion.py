@@ -1,0 +1,574 @@
+"""Exercises of notebook 03: programs and masks, the traffic of a chain, a fused layer norm."""
+
+import functools
+
+import numpy as np
+
+from course import kernels
+from course.exercises import Exercise, Question
+from course.hardware import MB
+from course.kernels import tl, triton
+
+# --- questions on the way ---------------------------------------------------------------------
+
+four_trips = Question(
+    "Four small kernels",
+    task="Four operations, each its own kernel, each reading one tensor of n numbers and writing one. "
+    "As one kernel they read once and write once. How many times fewer bytes is that?",
+    answer=4,
+    wrong={
+        8: "The fused kernel has two trips as well: one read and one write.",
+        3: "Count the kernels: four, each with a read and a write.",
+        1: "The arithmetic stays the same. The trips between the kernels go away.",
+    },
+    explanation="Eight trips of 2n bytes in FP16 become two: 16n bytes become 4n.",
+)
+exact_trips = Question(
+    "The exact count",
+    difficulty=2,
+    minutes=3,
+    task="Now exactly: the residual is a second tensor, read from HBM. Bias, GELU, dropout (mask from a "
+    "seed), residual. How many times fewer bytes does one kernel move?",
+    answer=3,
+    factor=1.01,
+    wrong={
+        4: "That is the simple count. The residual kernel reads two tensors: 6n bytes, not 4n.",
+        4.5: "18n bytes to 4n? The fused kernel must read the residual too.",
+        19 / 7: "That is with a stored mask, one byte an element. Here it comes from a seed.",
+        8 / 3: "Separate, the residual reads two tensors and writes one: 6n bytes, not 4n.",
+    },
+    explanation="4n + 4n + 4n + 6n = 18n bytes. Fused: read x, read the residual, write: 6n.",
+)
+same_flops = Question(
+    "What moves on the roofline",
+    task="The chain is fused. What happens to FLOPs, bytes and intensity?",
+    choices={
+        "a": "fewer FLOPs, fewer bytes, the same intensity",
+        "b": "the same FLOPs, fewer bytes, higher intensity",
+        "c": "more FLOPs, the same bytes, higher intensity",
+        "d": "the same FLOPs, fewer bytes, lower intensity",
+    },
+    answer="b",
+    wrong={
+        "a": "Which operation was left out? None: the FLOPs stay.",
+        "c": "Nothing is computed twice here, and the intermediates no longer cross to HBM.",
+        "d": "Intensity is FLOPs divided by bytes. The lower number got smaller.",
+    },
+    explanation="The same numerator, a smaller denominator: the point moves right, along the slope.",
+)
+programs = Question(
+    "How many programs?",
+    task="A vector of 1,000,000 elements, blocks of 1,024. How many programs cover it?",
+    answer=977,
+    factor=1.0001,
+    wrong={
+        976: "976 · 1,024 = 999,424: the last 576 elements are left out. Round up.",
+        1024: "That is the size of a block, not the number of blocks.",
+        1_000_000 / 1024: "There is no part of a program. Round up, and mask what is too much.",
+        1_000_000: "One program handles a whole block of elements.",
+    },
+    explanation="1,000,000 / 1,024 = 976.6, rounded up. triton.cdiv(n, BLOCK) does that.",
+)
+why_waste = Question(
+    "Why does splitting waste bandwidth?",
+    task="Bias, GELU and dropout run as three kernels. Where does the waste come from?",
+    choices={
+        "a": "each kernel computes its result twice",
+        "b": "what one kernel writes to memory, the next reads back at once",
+        "c": "three kernels use three times as many registers",
+        "d": "small kernels read memory in a worse order",
+    },
+    answer="b",
+    wrong={
+        "a": "Each result is computed once. Follow the tensor between two kernels instead.",
+        "c": "Registers are free again when a kernel ends. Where does its result live then?",
+        "d": "All three read neighbouring elements in order. Count how often they read.",
+    },
+    explanation="Every kernel boundary is a round trip: the intermediate goes to HBM and comes back. "
+    "The kernels do a few FLOPs a byte, so these trips are the time.",
+)
+three_trips = Question(
+    "Three kernels",
+    task="n FP16 numbers go through bias, GELU and dropout (mask from a seed) as three kernels, then as "
+    "one. How many times fewer bytes?",
+    answer=3,
+    wrong={
+        4: "That would be four operations. Here there are three.",
+        6: "Six trips become two, not one.",
+        1.5: "Three reads and three writes become one of each.",
+    },
+    explanation="3 · (2n + 2n) = 12n bytes become 4n. Here the simple count and the exact one agree: "
+    "each of the three reads one tensor and writes one.",
+)
+big_matmul = Question(
+    "Would it help a large matmul as much?",
+    difficulty=2,
+    task="A matmul of 8192³ in FP16 on an H100, followed by something small. Does saving one round trip "
+    "of its result make the matmul itself much faster?",
+    choices={
+        "a": "yes: its matrices are large, so many bytes are saved",
+        "b": "no: it waits for arithmetic, and its bytes take little of the time",
+        "c": "yes: the ridge moves to the left",
+        "d": "no: a matmul does not use HBM",
+    },
+    answer="b",
+    wrong={
+        "a": "Large, yes, but each number is used thousands of times. What does it wait for?",
+        "c": "The ridge belongs to the chip. No program moves it.",
+        "d": "It reads A and B and writes C there. Compare that time with the arithmetic.",
+    },
+    explanation="Its intensity is 2,731 FLOP/byte, the ridge is at 295. The small operation after it is "
+    "another matter: in the matmul's last step (its epilogue) it costs no trip of its own.",
+)
+qkv = Question(
+    "One product instead of three",
+    difficulty=2,
+    minutes=3,
+    task="Q, K and V are three products of the same x, 4,096 rows of 4,096 FP16 numbers. As one product "
+    "x is read once. How many MB are saved?",
+    answer=2 * 4096 * 4096 * 2 / MB,
+    unit="MB",
+    wrong={
+        3 * 4096 * 4096 * 2 / MB: "Once x must still be read: two of three readings are saved.",
+        4096 * 4096 * 2 / MB: "Three readings become one. How many are saved?",
+        6 * 4096 * 4096 * 2 / MB: "Weights and results are not saved: each is different.",
+    },
+    explanation="x has 4096 · 4096 · 2 = 33.6 MB, and two of its three readings go away.",
+)
+add_relu_times = Question(
+    "Three operations, three tensors",
+    difficulty=2,
+    minutes=3,
+    task="relu(a + b) · c, all tensors of n FP16 numbers, as three kernels and as one. How many times "
+    "fewer bytes does one kernel move?",
+    answer=2,
+    wrong={
+        3: "That is the simple count, 12n to 4n. Here two kernels read two tensors each.",
+        8 / 3: "Fused, all of a, b and c must still be read, and the result written: four trips.",
+        1.5: "Three operations in, and one kernel out: count trips, not tensors.",
+        4: "8 trips to 2? The fused kernel reads three tensors and writes one.",
+    },
+    explanation="3 + 2 + 3 = 8 trips (16n bytes) become 4 (8n bytes).",
+)
+rms_norm = Question(
+    "RMS norm with its casts",
+    difficulty=3,
+    minutes=5,
+    task="A BF16 tensor of 4,096 × 10,240. Four kernels: cast to FP32, normalise in FP32, scale in FP32, "
+    "cast back to BF16. Each reads and writes the whole tensor once. How many MB move?",
+    answer=(6 + 8 + 8 + 6) * 4096 * 10240 / MB,
+    unit="MB",
+    wrong={
+        16 * 4096 * 10240 / MB: "All in BF16? Three kernels read or write FP32, 4 bytes a number.",
+        32 * 4096 * 10240 / MB: "The first kernel reads BF16 and the last one writes it: 2 bytes.",
+        4 * 4096 * 10240 / MB: "That is the fused kernel.",
+        12
+        * 4096
+        * 10240
+        / MB: "The tensor stays in memory between the kernels: each reads it anew.",
+    },
+    hints=("The cast reads 2 bytes a number and writes 4.", "The normalisation: 4 and 4."),
+    explanation="6 + 8 + 8 + 6 = 28 bytes a number: 1174.4 MB.",
+)
+rms_norm_fused = Question(
+    "RMS norm in one kernel",
+    difficulty=2,
+    task="The same in one kernel, which reads BF16, works in FP32 in registers and writes BF16. How many "
+    "times fewer bytes?",
+    answer=7,
+    wrong={
+        3.5: "In registers FP32 costs no memory traffic. What is read and written is BF16.",
+        4: "Four kernels, but not of equal size: they moved 6, 8, 8 and 6 bytes a number.",
+        14: "It writes as well as reads.",
+    },
+    explanation="28 bytes a number become 4: 1174.4 MB become 167.8 MB. Casts are operations too.",
+)
+small_tensor = Question(
+    "A small tensor",
+    difficulty=2,
+    task="n = 1,000: a few kB. Four kernels become one. What decides how much time that saves on a GPU?",
+    choices={
+        "a": "the bytes: three times fewer",
+        "b": "the launches: each kernel costs a fixed time to start",
+        "c": "the FLOPs",
+        "d": "nothing: small tensors are free",
+    },
+    answer="b",
+    wrong={
+        "a": "A few kB at 4.8 TB/s take about a nanosecond. What takes longer?",
+        "c": "13 FLOPs an element are 13,000: a GPU does them in far less than a nanosecond.",
+        "d": "The recorded time at n = 1,024 is not zero. What is it spent on?",
+    },
+    explanation="Moving the bytes takes about a nanosecond, starting a kernel microseconds. So the number "
+    "of kernels counts, and who launches them.",
+)
+inside_l2 = Question(
+    "Where did the bytes go?",
+    difficulty=2,
+    task="n = 1,024,000: four kernels should move 19n bytes. The counter at the DRAM sees about 4n. Why?",
+    choices={
+        "a": "the counter is wrong",
+        "b": "PyTorch fused the kernels by itself",
+        "c": "the intermediates, 2 MB each, stay in the L2 cache",
+        "d": "FP16 is compressed in DRAM",
+    },
+    answer="c",
+    wrong={
+        "a": "At n = 10⁹ the same counter reads 19.0n. Something changes with the size.",
+        "b": "Four launches were recorded. Nothing was fused.",
+        "d": "At n = 10⁹ the counter reads 19.0n in FP16 too.",
+    },
+    explanation="The H200's L2 holds 60 MiB. x and the residual must come from DRAM once, 4n bytes; all "
+    "else is written to the L2 and read back from it.",
+)
+
+# --- offsets and mask -------------------------------------------------------------------------
+
+
+def offsets_and_mask(program, block, n):
+    """What one program of a kernel works on: offsets and mask, (block,) each."""
+    offsets = program * block + np.arange(block)
+    return offsets, offsets < n
+
+
+def _programs(rng):
+    """First, middle and last program; n that is no multiple of the block, and one that is."""
+    for block in (4, 8, 32):
+        n = int(rng.integers(2, 6)) * block + int(rng.integers(1, block - 1))
+        for program in (0, 1, n // block):
+            yield program, block, n
+    yield 2, 4, 12
+
+
+offsets = Exercise(
+    "Offsets and mask",
+    difficulty=1,
+    minutes=5,
+    task="Write offsets_and_mask(program, block, n): the offsets of this program, a NumPy array of `block` "
+    "whole numbers, and the mask, a NumPy array that is True where an offset lies inside n elements.",
+    answer=offsets_and_mask,
+    cases=_programs,
+    hints=(
+        "Program 0 has 0 … block − 1, program 1 goes on from there.",
+        "np.arange(block) counts the lanes; add the place where the program starts.",
+        "The last valid offset is n − 1.",
+    ),
+    wrong=[
+        (
+            lambda p, block, n: ((o := p + np.arange(block)), o < n),
+            "Program 1 starts where program 0 ended: at `block`, not at 1.",
+        ),
+        (
+            lambda p, block, n: ((o := p * block + np.arange(block)), o <= n),
+            "Offset n is the first one outside: the last valid one is n − 1.",
+        ),
+        (
+            lambda p, block, n: (p * block + np.arange(block), np.arange(block) < n),
+            "Compare the offset in the vector with n, not the place in the block.",
+        ),
+        (
+            lambda p, block, n: ((o := p * block + np.arange(block)), o >= n),
+            "Upside down: True means that the lane takes part.",
+        ),
+        (
+            lambda p, block, n: ((o := np.arange(p * block, min(p * block + block, n))), o < n),
+            "A program always has `block` lanes, also the last one: the mask switches lanes off.",
+        ),
+        (
+            lambda p, block, n: ((o := p + np.arange(block) * -(-n // block)), o < n),
+            "Neighbouring lanes should read neighbouring elements: a program has one piece.",
+        ),
+    ],
+)
+
+# --- the traffic of a chain -------------------------------------------------------------------
+
+
+def traffic(ops, n, itemsize):
+    """Bytes of a chain of (extra, stored) operations: (separate kernels, one kernel)."""
+    separate = sum(((2 + extra) * itemsize + stored) * n for extra, stored in ops)
+    extras, kept = sum(extra for extra, _ in ops), sum(stored for _, stored in ops)
+    return separate, ((2 + extras) * itemsize + kept) * n
+
+
+def _chains(rng):
+    for length in (1, 2, 4, 7):
+        ops = [(int(rng.integers(0, 3)), int(rng.integers(0, 2))) for _ in range(length)]
+        yield ops, int(rng.integers(10, 10**6)), int(rng.choice([1, 4]))
+    yield [(0, 0), (2, 1), (1, 0)], 1000, 4  # every part of the count in one chain
+    yield [(0, 0), (0, 0), (0, 1), (1, 0)], 1001, 2  # bias, GELU, stored dropout, residual
+
+
+def _traffic(ops, n, itemsize, *, extra_fused=True, kept_fused=True, scale_kept=False, size=None):
+    """`traffic` with one thing broken."""
+    size = size or itemsize
+    kept = [stored * (itemsize if scale_kept else 1) for _, stored in ops]
+    separate = sum(((2 + e) * size + s) * n for (e, _), s in zip(ops, kept, strict=True))
+    extras = sum(extra for extra, _ in ops) if extra_fused else 0
+    return separate, ((2 + extras) * size + sum(kept) * kept_fused) * n
+
+
+chain_traffic = Exercise(
+    "The traffic of a chain",
+    difficulty=3,
+    minutes=12,
+    task="Write traffic(ops, n, itemsize), which returns two whole numbers: the bytes that separate "
+    "kernels move and those that one kernel moves. ops is a list of (extra, stored): how many full tensors an "
+    "operation reads beside the running one, and how many bytes an element it stores for later.",
+    answer=traffic,
+    cases=_chains,
+    hints=(
+        "A separate kernel reads 1 + extra tensors and writes one, and then what it stores.",
+        "`stored` is already in bytes an element; tensors have itemsize bytes an element.",
+        "One kernel reads the running tensor once, all the extras, and writes once, and still stores.",
+    ),
+    wrong=[
+        (
+            lambda ops, n, itemsize: (2 * itemsize * n * len(ops), 2 * itemsize * n),
+            "This is the simple count: extra tensors and what is stored are not in it.",
+        ),
+        (
+            lambda *a: _traffic(*a, extra_fused=False),
+            "One kernel must still read the extra tensors: a residual does not come for free.",
+        ),
+        (
+            lambda *a: _traffic(*a, kept_fused=False),
+            "What is stored for later is stored by the fused kernel too.",
+        ),
+        (
+            lambda *a: _traffic(*a, scale_kept=True),
+            "`stored` is in bytes an element already: do not multiply it by itemsize.",
+        ),
+        (
+            lambda ops, n, i: (traffic(ops, n, i)[0], traffic(ops, n, i)[0] // len(ops)),
+            "Fusing k kernels does not divide their bytes by k. Count what the one kernel moves.",
+        ),
+        (
+            lambda *a: _traffic(*a, size=2),
+            "itemsize is not always 2: FP32 has 4 bytes a number, FP8 one.",
+        ),
+        (
+            lambda ops, n, i: (
+                sum(((1 + e) * i + s) * n for e, s in ops),
+                ((1 + sum(e for e, _ in ops)) * i + sum(s for _, s in ops)) * n,
+            ),
+            "A write is missing: each kernel reads its tensors and also writes one.",
+        ),
+    ],
+)
+
+# --- softmax, unfused -------------------------------------------------------------------------
+
+
+def softmax_elements(m, n):
+    """Elements that five separate kernels of a softmax of m rows of n read and write."""
+    return 5 * m * n + 2 * m, 3 * m * n + 2 * m
+
+
+softmax_traffic = Exercise(
+    "A softmax in five kernels",
+    difficulty=2,
+    minutes=8,
+    task="m rows of n numbers go through five kernels: the maximum of each row, subtract it, exp, the sum of "
+    "each row, divide by it. Write softmax_elements(m, n): the elements that are read and the elements that "
+    "are written, all together, as two whole numbers.",
+    answer=softmax_elements,
+    cases=lambda rng: [tuple(int(x) for x in rng.integers(2, 5000, 2)) for _ in range(5)],
+    hints=(
+        "The maximum reads m·n numbers and writes m.",
+        "Subtracting reads m·n numbers and the m maxima, and writes m·n.",
+        "Five rows in a table: read, written. Then add up.",
+    ),
+    wrong=[
+        (
+            lambda m, n: (5 * m * n, 3 * m * n),
+            "The m maxima and the m sums are written and read back too.",
+        ),
+        (
+            lambda m, n: (5 * m * n + 2 * m, 5 * m * n),
+            "Two of the kernels write one number a row: the maximum and the sum.",
+        ),
+        (lambda m, n: (m * n, m * n), "This is the fused kernel: one read, one write."),
+        (
+            lambda m, n: (3 * m * n + 2 * m, 5 * m * n + 2 * m),
+            "The two are swapped: reading comes first.",
+        ),
+        (
+            lambda m, n: (2 * (5 * m * n + 2 * m), 2 * (3 * m * n + 2 * m)),
+            "Twice as many: these are bytes in FP16. Asked for are elements.",
+        ),
+        (
+            lambda m, n: (3 * m * n, 3 * m * n),
+            "The maximum and the sum are kernels too, and each reads the whole matrix.",
+        ),
+    ],
+)
+
+# --- residual and layer norm in Triton --------------------------------------------------------
+
+
+@triton.jit
+def norm_kernel(x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, cols, eps, BLOCK: tl.constexpr):
+    """One row: out = layer_norm(x + residual) · weight + bias."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < cols
+    x = tl.load(x_ptr + row * cols + columns, mask=inside, other=0)
+    x += tl.load(residual_ptr + row * cols + columns, mask=inside, other=0)
+    mean = tl.sum(x, axis=0) / cols
+    centred = tl.where(inside, x - mean, 0)
+    variance = tl.sum(centred * centred, axis=0) / cols
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0)
+    out = centred / tl.sqrt(variance + eps) * weight + bias
+    tl.store(out_ptr + row * cols + columns, out, mask=inside)
+
+
+@triton.jit
+def _broken_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, cols, eps, BLOCK: tl.constexpr,
+    BROKEN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    if BROKEN == "row":
+        row = 0
+    columns = tl.arange(0, BLOCK)
+    inside = columns < cols
+    if BROKEN == "load":
+        x = tl.load(x_ptr + row * cols + columns)
+    else:
+        x = tl.load(x_ptr + row * cols + columns, mask=inside, other=0)
+    if BROKEN != "residual":
+        x += tl.load(residual_ptr + row * cols + columns, mask=inside, other=0)
+    count = cols
+    if BROKEN == "block":
+        count = BLOCK
+    mean = tl.sum(x, axis=0) / count
+    centred = tl.where(inside, x - mean, 0)
+    if BROKEN == "padding":
+        centred = x - mean
+    variance = tl.sum(centred * centred, axis=0) / count
+    if BROKEN == "unbiased":
+        variance = variance * cols / (cols - 1)
+    if BROKEN == "one pass":
+        variance = tl.sum(x * x, axis=0) / cols - mean * mean
+    root = tl.sqrt(variance + eps)
+    if BROKEN == "eps":
+        root = tl.sqrt(variance) + eps
+    if BROKEN == "variance":
+        root = variance + eps
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0)
+    if BROKEN == "weight":
+        weight, bias = weight * 0 + 1, bias * 0
+    out = centred / root * weight + bias
+    if BROKEN == "store":
+        tl.store(out_ptr + row * cols + columns, out)
+    else:
+        tl.store(out_ptr + row * cols + columns, out, mask=inside)
+
+
+class _Broken:
+    """`norm_kernel` with one thing broken, to be launched like a kernel."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __getitem__(self, grid):
+        return functools.partial(_broken_kernel[grid], BROKEN=self.how)
+
+    def __call__(self):
+        raise TypeError("a kernel is launched with kernel[grid](...)")
+
+
+def _rows(rng):
+    """Rows that fill a block and that do not; a large mean; numbers near eps."""
+    for rows, cols, mean, spread in (
+        (3, 100, 0.5, 1.0),
+        (2, 64, 3.0, 2.0),
+        (2, 129, 4000.0, 1.0),  # x² needs more digits than FP32 has
+        (3, 33, 0.0, 1e-2),  # the variance is near eps
+        (1, 5, -2.0, 1.0),
+    ):
+        draw = rng.standard_normal((2, rows, cols)) * spread
+        weight, bias = rng.standard_normal((2, cols)) + 1.5
+        x, residual = draw[0] + mean, draw[1]
+        yield tuple(a.astype(np.float32) for a in (x, residual, weight, bias))
+
+
+EPS = 1e-4
+GUARD = 4096.0  # what lies behind each tensor in memory: no row may read or change it
+
+
+def _launch(kernel, *arrays):
+    """(out, what lies behind out) of a kernel on NumPy arrays, as NumPy arrays."""
+    import torch
+
+    device = "cpu" if kernels.interpreted else "cuda"
+    rows, cols = arrays[0].shape
+    block = triton.next_power_of_2(cols)
+    room = np.full(block, GUARD, np.float32)
+
+    def guarded(array):
+        return torch.from_numpy(np.concatenate([array.ravel(), room])).to(device)
+
+    out = guarded(np.full((rows, cols), -7, np.float32))
+    kernel[(rows,)](*map(guarded, arrays), out, cols, EPS, BLOCK=block)
+    out = out.cpu().numpy()
+    return out[: rows * cols].reshape(rows, cols), out[rows * cols :]
+
+
+def _exact(*arrays):
+    x, residual, weight, bias = (a.astype(np.float64) for a in arrays)
+    y = x + residual
+    centred = y - y.mean(-1, keepdims=True)
+    out = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS) * weight + bias
+    return out, np.full(1 << (x.shape[1] - 1).bit_length(), GUARD)
+
+
+layer_norm = Exercise(
+    "Residual and layer norm in one kernel",
+    difficulty=4,
+    minutes=25,
+    task="Write a Triton kernel norm_kernel(x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, cols, eps, "
+    "BLOCK: tl.constexpr). One program has one row of cols ≤ BLOCK numbers, and rows lie one after the "
+    "other. With y = x + residual: out = (y − mean) / √(variance + eps) · weight + bias, where mean and "
+    "variance are those of the row, and weight and bias have cols numbers.",
+    answer=norm_kernel,
+    cases=_rows,
+    call=_launch,
+    reference=_exact,
+    rtol=1e-3,
+    hints=(
+        "Begin as in softmax_kernel: row, columns, inside, then two loads with mask and other=0.",
+        "mean = tl.sum(y, axis=0) / cols, for the padded lanes hold 0 and add nothing.",
+        "But y − mean is −mean in the padded lanes: tl.where(inside, y − mean, 0), then the variance.",
+        "weight and bias are loaded with the columns alone, without the row.",
+    ),
+    wrong=[
+        (
+            _Broken("padding"),
+            "The padded lanes hold 0 − mean, and they are in the variance. Set them to 0 again.",
+        ),
+        (
+            _Broken("block"),
+            "Mean and variance are over cols numbers. Divide by cols, not by BLOCK.",
+        ),
+        (_Broken("residual"), "The residual is not added."),
+        (
+            _Broken("one pass"),
+            "Mean of squares minus square of the mean: where the mean is large the digits cancel. Take "
+            "the mean off first.",
+        ),
+        (_Broken("eps"), "Is eps inside the root? √(variance + eps), not √variance + eps."),
+        (_Broken("variance"), "Divided by the variance: it must be its root."),
+        (_Broken("unbiased"), "Divide the variance by cols, not by cols − 1."),
+        (_Broken("weight"), "weight and bias are not applied."),
+        (_Broken("row"), "All programs work on row 0: the offsets need row · cols."),
+        (
+            _Broken("load"),
+            "A load reaches past the end of its row. It needs mask=columns < cols, other=0.",
+        ),
+        (_Broken("store"), "The store writes past the end of its row: it needs a mask too."),
+    ],
+)
