@@ -52,7 +52,7 @@ ARROWS = (
     ("tiling", "fa2"), ("fa2", "fa3"), ("fa3", "fa4"),
     ("again", "lesson"), ("fa4", "lesson"), ("roofline", "serving"), ("serving", "guide"),
 )  # fmt: skip
-FLASH = ("tiling", "online", "again")  # together: FlashAttention
+FLASH = ("tiling", "online", "again")  # together: FlashAttention, which is built in notebook 06
 
 
 def ideas(ax) -> str:
@@ -68,7 +68,7 @@ def ideas(ax) -> str:
     return (
         f"A graph of the course's ideas, each with its notebook. {names['wall']} and "
         f"{names['roofline']} lead to {names['fusion']} and {names['attention']}. From these comes "
-        f"FlashAttention: {names['tiling']}, {names['online']}, {names['again']}. Then follow "
+        f"FlashAttention (06): {names['tiling']}, {names['online']}, {names['again']}. Then follow "
         f"{names['fa2']}, {names['fa3']} and {names['fa4']}, and the lesson: {names['lesson']}. "
         f"From the roofline also {names['serving']} and {names['guide']}."
     )
@@ -91,9 +91,13 @@ def _box(ax, idea):
             fontsize=12.5, fontweight="bold", zorder=4)  # fmt: skip
     ax.text(idea.x, idea.y - 0.14, idea.gist, ha="center", va="center", color=ink, fontsize=10,
             linespacing=1.05, zorder=4)  # fmt: skip
-    ax.text(corner[0] + 0.02, corner[1] + HEIGHT - 0.02, idea.notebook, ha="center", va="center",
-            color=PAPER, fontsize=10, fontweight="bold", zorder=5,
-            bbox=dict(boxstyle="circle,pad=0.22", facecolor=INK, edgecolor=PAPER))  # fmt: skip
+    _badge(ax, corner[0] + 0.02, corner[1] + HEIGHT - 0.02, idea.notebook)
+
+
+def _badge(ax, x, y, notebook):
+    circle = dict(boxstyle="circle,pad=0.22", facecolor=INK, edgecolor=PAPER)
+    ax.text(x, y, notebook, ha="center", va="center", color=PAPER, fontsize=10, fontweight="bold",
+            zorder=5, bbox=circle)  # fmt: skip
 
 
 def _group(ax):
@@ -105,6 +109,7 @@ def _group(ax):
         zorder=1))  # fmt: skip
     ax.text(left + WIDTH / 2 + 0.14, max(ys) + HEIGHT / 2 + 0.2, "FlashAttention", ha="center",
             va="center", fontsize=12.5, fontweight="bold", color=FLOWS["flash"].colour)  # fmt: skip
+    _badge(ax, left + 0.02, max(ys) + HEIGHT / 2 + 0.38, "06")
 
 
 def _arrow(ax, start, end):

@@ -21,7 +21,7 @@ def compute(moment, steps, loads):
     """Where both classes are at this moment, and what they have done so far."""
     told = {lane: model.visits(steps, SHELF * loads, SHELF, how) for lane, how in LANES.items()}
     ends = {lane: model.path(visits)[-1][0] for lane, visits in told.items()}
-    now = ends["naive"] * moment / MOMENTS
+    now = ends["naive"] * (moment / MOMENTS)  # exactly the end at the last one
     lanes = {lane: _lane(visits, now) for lane, visits in told.items()}
     return {"now": now, "end": ends["naive"], "steps": steps, "loads": loads, "lanes": lanes}
 
