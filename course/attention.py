@@ -133,7 +133,7 @@ def _probabilities(x, q, k, v, lse, do, delta, rows, cols):
     """P = exp(S − lse), computed again, dS = P ∘ (dOVᵀ − D), and what is seen, of one tile."""
     s = x.scores(q, k, rows, cols)
     seen = s != -np.inf
-    p = np.exp(np.where(seen, s - np.where(seen.any(axis=-1), lse, 0)[..., None], -np.inf))
+    p = np.exp(np.where(seen, s - lse[..., None], -np.inf))
     dp = do @ v.swapaxes(-1, -2)
     return p, np.where(seen, p * (dp - delta[..., None]), 0), seen
 
