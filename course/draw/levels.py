@@ -20,7 +20,7 @@ def stairs(points: Sequence[dict], levels: Sequence[Level]) -> list[dict]:
 
     points: {"bytes", "bandwidth"} of `course.measure.staircase`; levels from small to large. A
     working set is in the smallest level that holds all of it. The point is the largest one that
-    fills at most half of a cache; for the last level, main memory, it is the largest of all.
+    leaves a third of a cache free; for the last level, main memory, it is the largest of all.
     """
     steps, low = [], 0
     for i, level in enumerate(levels):
@@ -28,7 +28,7 @@ def stairs(points: Sequence[dict], levels: Sequence[Level]) -> list[dict]:
         high = float("inf") if last else level.capacity_bytes
         on = [point for point in points if low < point["bytes"] <= high]
         if on:
-            sure = [point for point in on if last or point["bytes"] <= high / 2] or on
+            sure = [point for point in on if last or point["bytes"] <= high * 2 / 3] or on
             paint = PAINT[min(len(levels) - 1 - i, len(PAINT) - 1)]
             bandwidth = sure[-1]["bandwidth"]
             steps.append(dict(level=level, low=low, high=high, bandwidth=bandwidth, paint=paint))
