@@ -63,7 +63,7 @@ def test_the_result_does_not_depend_on_the_tile(causal):  # A1, A3, A10
         grads = launch.backward(
             q, k, v, o, rest, do, dlse, m, log_l, **options, dkdv_tile=tile, dq_tile=tile
         )
-        results.append((o, m + log_l, *grads))
+        results.append((o, (m + log_l)[..., :70], *grads))
     for result in results[1:]:
         for x, y in zip(result, results[0], strict=True):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
@@ -266,12 +266,11 @@ def test_strides(assert_attention):  # A13
 
 
 def test_the_path_of_older_gpus_gives_the_same_bits(monkeypatch):
-    whole = launch.operand
     for dtype, causal in itertools.product(DTYPES, [False, True]):
         q, k, v = (x.requires_grad_() for x in qkv(2, 4, 70, 40, n_kv=90, h_kv=2, dtype=dtype))
         results = []
         for tma in (True, False):
-            monkeypatch.setattr(launch, "operand", lambda x, block, tma=tma: whole(x, block, tma))
+            monkeypatch.setattr(launch, "has_tma", lambda x, tma=tma: tma)
             o = attention(q, k, v, causal=causal)
             results.append((o, *torch.autograd.grad(o, (q, k, v), random(*o.shape, dtype=dtype))))
         assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
@@ -375,7 +374,7 @@ def test_masked_loads_name_their_fill():  # D11
         for call in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "tl.load":
                 keywords = {k.arg for k in call.keywords}
-                assert keywords == {"mask", "other"}
+                assert keywords in (set(), {"mask", "other"})
 
 
 # --- where there is no GPU, or no Triton ------------------------------------------------------
@@ -416,6 +415,6 @@ def test_no_triton_wheel_is_said_in_one_line():  # D13
 
 def test_the_context_keeps_no_square_matrix():
     q, k, v = (x.requires_grad_() for x in qkv(1, 1, 128, 16))
-    o, _ = Attention.apply(q, k, v, False, 0.25)
+    o = Attention.apply(q, k, v, False, 0.25, False)
     kept = sum(x.numel() for x in o.grad_fn.saved_tensors if x is not None)
     assert kept == 4 * 128 * 16 + 2 * 128  # q, k, v, o; and two numbers a row

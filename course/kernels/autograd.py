@@ -15,30 +15,33 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     scale = check(q, k, v, scale, variant)
     if scale <= 0:  # the kernels take max(S)·scale for max(S·scale): a sign or a zero moves into q
         q, scale = q * (-1.0 if scale < 0 else 0.0), -scale or 1.0
-    o, lse = Attention.apply(q, k, v, bool(causal), scale)
-    return (o, lse) if return_lse else o
+    return Attention.apply(q, k, v, bool(causal), scale, bool(return_lse))
 
 
 class Attention(torch.autograd.Function):
-    """(o, lse) of checked q, k, v and scale > 0."""
+    """o, or (o, lse), of checked q, k, v and scale > 0."""
 
     @staticmethod
-    def forward(ctx, q, k, v, causal, scale):
+    def forward(ctx, q, k, v, causal, scale, return_lse):
         """O, and lse as its two terms for the backward pass."""
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)
         if q.numel() == 0 or k.numel() == 0:  # nothing to launch: no queries, or no keys to see
             ctx.save_for_backward(q, k, v)
-            return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+            o, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+            return (o, lse) if return_lse else o
         keep_rest = any(ctx.needs_input_grad)
         o, o_rest, m, log_l = launch.forward(
             q, k, v, causal=causal, scale=scale, keep_rest=keep_rest
         )
         ctx.save_for_backward(q, k, v, o, o_rest, m, log_l)
-        return o, ((m.double() + log_l) * math.log(2)).float()
+        if return_lse:  # the sum and the product in FP64: one rounding instead of three
+            lse = (m[:, :, : q.shape[2]].double() + log_l[:, :, : q.shape[2]]) * math.log(2)
+            return o, lse.float()
+        return o
 
     @staticmethod
-    def backward(ctx, do, dlse):
+    def backward(ctx, do, dlse=None):
         """The gradients of q, k and v; None for the flags."""
         q, k, v, *saved = ctx.saved_tensors
         if do is None:
@@ -51,7 +54,7 @@ class Attention(torch.autograd.Function):
             grads = [torch.zeros_like(x) for x in (q, k, v)]
         if torch.is_grad_enabled():  # create_graph=True: without a node, a penalty trains nothing
             grads = [NoSecondDerivative.apply(g, q, k, v, do) for g in grads]
-        return *grads, None, None
+        return *grads, None, None, None
 
 
 class NoSecondDerivative(torch.autograd.Function):
@@ -118,7 +121,7 @@ def check(q, k, v, scale, variant):
 def check_scale(scale, d):
     """scale (by default 1/√d) rounded to FP32, in which the kernels multiply by it."""
     scale = 1 / math.sqrt(d) if scale is None else float(scale)
-    folded = torch.tensor(scale * math.log2(math.e), dtype=torch.float32)
-    if not folded.isfinite():
+    folded = abs(scale * math.log2(math.e))
+    if not folded < 2.0**128:
         raise ValueError(f"scale is {scale}. It must be a finite number below 2.3e38.")
-    return scale if folded else 0.0
+    return scale if folded > 2.0**-150 else 0.0  # what FP32 would round to zero

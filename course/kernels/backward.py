@@ -12,7 +12,16 @@ scores are large (at 10⁶, by 6 %), and the rows of the recomputed P would not 
 import triton
 import triton.language as tl
 
-from course.kernels.tile import LOG2E, dot, load_tile, round_to, store_tile, visible_keys
+from course.kernels.tile import (
+    LOG2E,
+    dot,
+    load_rows,
+    load_tile,
+    round_to,
+    row_offsets,
+    store_tile,
+    visible_keys,
+)
 
 
 @triton.jit(do_not_specialize=["heads", "n_q"])
@@ -28,18 +37,8 @@ def delta_kernel(
     if has_rest:
         o_tile += load_tile(o_rest, b, h, first, block_q, block_d).to(tl.float32)
     do_tile = load_tile(do, b, h, first, block_q, block_d).to(tl.float32)
-    row = first + tl.arange(0, block_q)
-    at = delta_out + head.to(tl.int64) * n_q + row
-    tl.store(at, tl.sum(o_tile * do_tile, 1), mask=row < n_q)
-
-
-@triton.jit
-def load_rows(m, log_l, delta, head, row, n_q):
-    """m, log2 l and D of some query rows. A row that does not exist gets m = ∞, so that P = 0."""
-    at, exists = head.to(tl.int64) * n_q + row, row < n_q
-    m = tl.load(m + at, mask=exists, other=float("inf"))
-    log_l = tl.load(log_l + at, mask=exists, other=0.0)
-    return m, log_l, tl.load(delta + at, mask=exists, other=0.0)
+    at = row_offsets(head, first, n_q, block_q)
+    tl.store(delta_out + at, tl.sum(o_tile * do_tile, 1))
 
 
 @triton.jit
@@ -50,12 +49,14 @@ def visit_queries(
     """Add what the queries first … last − 1 give to dk and dv. Tiles lie keys × queries here."""
     dk, dv = grads
     for start in tl.range(first, last, block_q):
-        row = start + tl.arange(0, block_q)
         q_tile = load_tile(q, b, h, start, block_q, block_d)
-        m_row, log_l_row, delta_row = load_rows(m, log_l, delta, head, row, n_q)
+        m_row = load_rows(m, head, start, n_q, block_q)
+        log_l_row = load_rows(log_l, head, start, n_q, block_q)
+        delta_row = load_rows(delta, head, start, n_q, block_q)
         s_t = dot(k_tile, q_tile.T)
         p_t = tl.exp2(s_t * scale - m_row[None, :] - log_l_row[None, :])
         if masked:
+            row = start + tl.arange(0, block_q)
             p_t = tl.where(row[None, :] >= first_row[:, None], p_t, 0.0)
         do_tile = load_tile(do, b, h, start, block_q, block_d)
         dv = dot(round_to(p_t, do_tile.dtype), do_tile, dv)
@@ -137,7 +138,11 @@ def dq_kernel(
 
     q_tile = load_tile(q, b, h, first, block_q, block_d)
     do_tile = load_tile(do, b, h, first, block_q, block_d)
-    rows = load_rows(m, log_l, delta, head, first + tl.arange(0, block_q), n_q)
+    rows = (
+        load_rows(m, head, first, n_q, block_q),
+        load_rows(log_l, head, first, n_q, block_q),
+        load_rows(delta, head, first, n_q, block_q),
+    )
     dq = tl.zeros([block_q, block_d], tl.float32)
     dq = visit_keys(
         dq, q_tile, do_tile, rows, k, v, b, h // group, 0, full, last_key, scale * LOG2E,

@@ -8,7 +8,15 @@ multiplication, and exp becomes exp2.
 import triton
 import triton.language as tl
 
-from course.kernels.tile import LOG2E, dot, load_tile, round_to, store_tile, visible_keys
+from course.kernels.tile import (
+    LOG2E,
+    dot,
+    load_tile,
+    round_to,
+    row_offsets,
+    store_tile,
+    visible_keys,
+)
 
 
 @triton.jit
@@ -73,7 +81,6 @@ def forward_kernel(
     if keep_rest:
         rest = o_tile - round_to(o_tile, q_tile.dtype).to(tl.float32)
         store_tile(o_rest, b, h, first, rest, block_q, block_d)
-    row = first + tl.arange(0, block_q)
-    at = head.to(tl.int64) * n_q + row
-    tl.store(m_out + at, m, mask=row < n_q)
-    tl.store(log_l_out + at, tl.log2(l), mask=row < n_q)
+    at = row_offsets(head, first, n_q, block_q)
+    tl.store(m_out + at, m)
+    tl.store(log_l_out + at, tl.log2(l))

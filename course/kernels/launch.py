@@ -21,7 +21,7 @@ def forward(q, k, v, *, causal, scale, keep_rest=False, tile=None):
     q, k, v = (aligned(x) for x in (q, k, v))
     o = empty_aligned(q.shape, q)
     o_rest = empty_aligned(q.shape, q) if keep_rest and q.dtype != torch.float32 else None
-    m, log_l = torch.empty((2, *q.shape[:3]), dtype=torch.float32, device=q.device)
+    m, log_l = row_statistics(q), row_statistics(q)
     launch_forward(q, k, v, o, o_rest, m, log_l, causal=causal, scale=scale, tile=tile)
     return o, o_rest, m, log_l
 
@@ -32,10 +32,10 @@ def backward(
     """(dq, dk, dv) given the gradients of o and (or None) of lse."""
     q, k, v, do = (aligned(x) for x in (q, k, v, do))
     dq, dk, dv = (empty_aligned(x.shape, x) for x in (q, k, v))
-    delta = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    delta = row_statistics(q)
     launch_delta(o, o_rest, do, delta)
     if dlse is not None:  # d lse / dS = P, so its gradient joins dP − D
-        delta -= dlse
+        delta[:, :, : q.shape[2]] -= dlse
     options = {"causal": causal, "scale": scale}
     launch_dkdv(q, k, v, do, dk, dv, m, log_l, delta, **options, tile=dkdv_tile)
     launch_dq(q, k, v, do, dq, m, log_l, delta, **options, tile=dq_tile)
@@ -55,7 +55,7 @@ def launch_forward(q, k, v, o, o_rest, m, log_l, *, causal, scale, tile=None):
         )  # fmt: skip
 
 
-def launch_delta(o, o_rest, do, delta, block_q=64):
+def launch_delta(o, o_rest, do, delta, block_q=128):
     """Fill delta, D of every row."""
     b, h, n, d = o.shape
     rest = o if o_rest is None else o_rest
@@ -73,8 +73,8 @@ def launch_dkdv(q, k, v, do, dk, dv, m, log_l, delta, *, causal, scale, tile=Non
     with on_device(q):
         return dkdv_kernel[grid(n_kv, tile.block_kv, b * heads_kv)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
-            *operands(tile.block_q, do), *operands(tile.block_kv, dk, dv), m, log_l, delta,
-            scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
+            *operands(tile.block_q, do), *operands(tile.block_kv, dk, dv),
+            *row_operands(tile.block_q, m, log_l, delta), scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
         )  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def launch_dq(q, k, v, do, dq, m, log_l, delta, *, causal, scale, tile=None):
     with on_device(q):
         return dq_kernel[grid(n, tile.block_q, b * h)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
-            *operands(tile.block_q, do, dq), m, log_l, delta, scale, h, n, n_kv, h // heads_kv,
-            causal, **meta(tile, d),
+            *operands(tile.block_q, do, dq), *row_operands(tile.block_q, m, log_l, delta),
+            scale, h, n, n_kv, h // heads_kv, causal, **meta(tile, d),
         )  # fmt: skip
 
 
@@ -110,21 +110,39 @@ def empty_aligned(shape, like):
     return like.new_empty(*shape[:3], triton.cdiv(shape[3], unit) * unit)[..., : shape[3]]
 
 
+def row_statistics(q):
+    """One FP32 number a query row, with room for a multiple of 128 rows a head (see tile.py)."""
+    b, h, n, _ = q.shape
+    make = torch.empty if n % 128 == 0 else torch.zeros
+    return make((b, h, triton.cdiv(n, 128) * 128), dtype=torch.float32, device=q.device)
+
+
 def operands(block, *tensors):
     """How each tensor is passed to a kernel that takes it `block` rows at a time (see tile.py)."""
     return [operand(x, block) for x in tensors]
 
 
-def operand(x, block, tma=None):
+def row_operands(block, *tensors):
+    """The same for one number a row, as `row_statistics` lays them out."""
+    if not has_tma(tensors[0]):
+        return tensors
+    shape = [tensors[0].shape[0] * tensors[0].shape[1], tensors[0].shape[2]]
+    return [TensorDescriptor(x, shape, [shape[1], 1], [1, block]) for x in tensors]
+
+
+def has_tma(x):
+    """Whether the copy engine fetches tiles where x is; the interpreter plays it."""
+    return interpreted or tiles.gpu(x.device.index)[0] >= 90
+
+
+def operand(x, block):
     """A descriptor where the copy engine can use one, else (pointer, rows, d, strides)."""
     unit = 16 // x.element_size()
     d = x.shape[3]
     row = triton.cdiv(d, unit) * unit
     # The stride of a dimension of size one is never used, so any aligned number serves.
     strides = [s if size > 1 else row for s, size in zip(x.stride(), x.shape, strict=True)]
-    if tma is None:
-        tma = interpreted or tiles.gpu(x.device.index)[0] >= 90
-    if tma:
+    if has_tma(x):
         block_shape = [1, 1, block, tiles.padded(d)]
         return TensorDescriptor(x, list(x.shape), [*strides[:3], 1], block_shape)
     return x, x.shape[2], d, tuple(s // unit for s in strides[:3])

@@ -19,7 +19,10 @@ def dot(a, b, acc=None):
     """a @ b (+ acc), summed in FP32; FP32 operands are multiplied as FP32, not as TF32."""
     if INTERPRETED:  # its bfloat16 product multiplies bit patterns
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+    if a.dtype == tl.float32 and acc is not None:  # one chain a tile: shorter chains round less
+        return acc + tl.dot(a, b, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -80,3 +83,22 @@ def visible_keys(
         full = tl.minimum(tl.maximum(diagonal + 1, 0), n_kv)
         end = tl.minimum(tl.maximum(diagonal + block_q, 0), n_kv)
     return last_key, full // block_kv * block_kv, end
+
+
+@triton.jit
+def row_offsets(head, first, n, block: tl.constexpr):
+    """Where m, log2 l and D of the query rows first … first + block − 1 are stored.
+
+    Each head has room for a multiple of 128 rows, so that no tile needs a mask. What stands in
+    the rows past n is finite and does no harm: q and dO are zero there.
+    """
+    return head.to(tl.int64) * (tl.cdiv(n, 128) * 128) + first + tl.arange(0, block)
+
+
+@triton.jit
+def load_rows(x, head, first, n, block: tl.constexpr):
+    """m, log2 l or D of some query rows: a tile of one row, in the sense of load_tile."""
+    if isinstance(x, tl.tensor_descriptor):
+        return x.load([head, first]).reshape(block)
+    else:
+        return tl.load(x + row_offsets(head, first, n, block))
