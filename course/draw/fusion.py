@@ -201,19 +201,22 @@ def _(ax):
 
 
 def times(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str:
-    """Seconds of a call over n, as measured from Python, and the prediction bytes ÷ bandwidth."""
+    """Seconds on the GPU over n, and the prediction bytes ÷ bandwidth."""
     points = list(points)
-    _axes(ax, points, "seconds a call", seconds)
+    _axes(ax, points, "seconds on the GPU", seconds)
     _predictions(ax, points, lambda flow, n: predicted(flow, n).bytes / gpu.bandwidth)
-    _measured(ax, points, mine, lambda p: p["wall"])
-    ax.legend(loc="upper left")
-    small, large = (_at(points, end)["eager"] for end in (min, max))
-    off = [p["wall"] / (predicted("eager", p["n"]).bytes / gpu.bandwidth) for p in (small, large)]
+    _measured(ax, points, mine, lambda p: p["seconds"])
+    ax.legend(loc="lower right")
+    said = []
+    for end in (min, max):
+        at = _at(points, end)
+        n = at["eager"]["n"]
+        rest = ", ".join(f"{flow} {seconds(p['seconds'])}" for flow, p in at.items())
+        ideal = (seconds(predicted(f, n).bytes / gpu.bandwidth) for f in ("eager", "compiled"))
+        said.append(f"at n = {n:,} {rest}, predicted {' and '.join(ideal)}")
     return (
-        f"Seconds a call over n for three flows, beside the prediction bytes ÷ "
-        f"{decimal(gpu.bandwidth, 'B/s')}. Eager at n = {small['n']:,}: {seconds(small['wall'])}, "
-        f"{off[0]:,.0f} times the prediction. At n = {large['n']:,}: {seconds(large['wall'])}, "
-        f"{off[1]:.1f} times the prediction."
+        f"Seconds on the GPU over n for three flows, beside the prediction, bytes ÷ "
+        f"{decimal(gpu.bandwidth, 'B/s')}: {'; '.join(said)}."
     )
 
 
@@ -250,7 +253,7 @@ def dram(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str
         ax.text(0.9 * edge, 21.5, f"fits in the {gpu.name}'s L2", color=LEVELS["l2"].colour,
                 ha="right", va="top", weight="bold")  # fmt: skip
     _measured(ax, points, mine, counted)
-    ax.legend(loc="upper left", bbox_to_anchor=(0, 0.93))
+    ax.legend(loc="center", bbox_to_anchor=(0.33, 0.55))
     said = "; ".join(
         f"at n = {at['eager']['n']:,}: "
         + ", ".join(f"{flow} {counted(p):.1f}" for flow, p in at.items())
