@@ -11,6 +11,8 @@ EXPLORERS = (  # the modules of this package that build an explorer, each by a f
     "school",
     "day",
     "pyramid",
+    "roofline",
+    "fusion",
     "online",
     "tiles",
 )

@@ -1,0 +1,421 @@
+"""Notebook 02: time, intensity, ridge, bound; the slips that published numbers contain."""
+
+import numpy as np
+
+from course import cost
+from course import roofline as model
+from course.exercises import Exercise, Question
+from course.hardware import GPUS
+
+H100, A100 = GPUS["H100 SXM"], GPUS["A100 80GB"]
+
+
+# --- exercises --------------------------------------------------------------------------------
+
+
+def _ridge(tflops, gb_per_s):
+    return (tflops * 1e12) / (gb_per_s * 1e9)
+
+
+def _data_sheets(rng):
+    for bandwidth in (20, 900, 8000):
+        yield float(rng.uniform(10, 4000)), float(bandwidth * rng.uniform(0.8, 1.2))
+
+
+ridge = Exercise(
+    "Ridge from a data sheet",
+    difficulty=1,
+    minutes=3,
+    task="Write ridge(tflops, gb_per_s): the ridge in FLOP per byte. The data sheet gives the peak "
+    "in TFLOP/s and the bandwidth in GB/s.",
+    answer=_ridge,
+    cases=_data_sheets,
+    hints=(
+        "Bring both to plain units first: FLOP/s and bytes/s.",
+        "1 TFLOP/s is 1e12 FLOP/s, 1 GB/s is 1e9 bytes/s. Then divide.",
+    ),
+    wrong=[
+        (lambda t, g: t / g, "TFLOP divided by GB: the prefixes still differ by 1000."),
+        (lambda t, g: (g * 1e9) / (t * 1e12), "Upside down: FLOP per byte is peak over bandwidth."),
+        (lambda t, g: t * 1e12 / (g * 10e9), "10e9 is ten times 1e9."),
+        (lambda t, g: t * 1e12 / (g * 2**30), "Data sheets print GB, 10^9 bytes, not GiB."),
+        (lambda t, g: 2 * t * 1e12 / (g * 1e9), "The peak already counts an FMA as two FLOP."),
+        (lambda t, g: t * 1e12 * g * 1e9, "Divide: the ridge is where two times are equal."),
+    ],
+)
+
+
+def _layer_norm(rows, width, itemsize):
+    flops = 8 * rows * width
+    elements = 2 * rows * width + 2 * width  # x in, y out; weight and bias
+    return flops, elements * itemsize
+
+
+def _layers(rng):
+    for itemsize in (2, 4):
+        yield int(rng.integers(1, 9)), int(rng.integers(100, 5000)), itemsize
+        yield int(rng.integers(1000, 9000)), int(rng.integers(100, 9000)), itemsize
+
+
+layer_norm = Exercise(
+    "Count a layer norm",
+    difficulty=2,
+    minutes=6,
+    task="Write layer_norm(rows, width, itemsize): the FLOPs and the bytes of one fused layer norm, "
+    "as a pair. Per element: 1 FLOP for the mean, 3 for the variance, 2 to subtract and scale, 2 "
+    "for weight and bias. It reads x, the weight and the bias (one row each) and writes y.",
+    answer=_layer_norm,
+    cases=_layers,
+    hints=(
+        "FLOPs: 1 + 3 + 2 + 2 for each of the rows · width elements.",
+        "Elements moved: x and y are rows · width each, weight and bias are width each.",
+    ),
+    wrong=[
+        (
+            lambda r, w, s: (8 * r * w, 2 * r * w * s),
+            "Weight and bias are read as well: one row each.",
+        ),
+        (
+            lambda r, w, s: (8 * r * w, (r * w + 2 * w) * s),
+            "x is read and y is written: two full tensors.",
+        ),
+        (
+            lambda r, w, s: (8 * r * w, 4 * r * w * s),
+            "Weight and bias have width elements, not rows · width.",
+        ),
+        (
+            lambda r, w, s: (8 * r * w, 2 * r * w + 2 * w),
+            "Those are elements: multiply by the bytes of one.",
+        ),
+        (
+            lambda r, w, s: (8 * r, (2 * r * w + 2 * w) * s),
+            "FLOPs of one column: every element costs eight.",
+        ),
+        (
+            lambda r, w, s: (6 * r * w, (2 * r * w + 2 * w) * s),
+            "Two FLOP an element are missing: weight and bias.",
+        ),
+    ],
+)
+
+
+def _attainable(intensity, peak, bandwidth):
+    return np.minimum(peak, intensity * bandwidth)
+
+
+def _roofs(rng):
+    for peak, bandwidth in ((989.4e12, 3.35e12), (65e12, 0.32e12), (1e11, 2e10)):
+        at = peak / bandwidth
+        yield np.sort(at * np.exp(rng.uniform(-5, 5, 12))), peak, bandwidth
+        yield np.array([0.0, at / 2, at, 2 * at]), peak, bandwidth
+
+
+attainable = Exercise(
+    "The roof",
+    difficulty=2,
+    minutes=4,
+    task="Write attainable(intensity, peak, bandwidth): the highest rate in FLOP/s at each "
+    "intensity of an array.",
+    answer=_attainable,
+    cases=_roofs,
+    hints=(
+        "At low intensity the bytes decide: each byte brings `intensity` FLOPs.",
+        "np.minimum takes the smaller of two, element by element.",
+    ),
+    wrong=[
+        (
+            lambda i, p, b: np.maximum(p, i * b),
+            "The lower of the two limits decides, not the higher.",
+        ),
+        (lambda i, p, b: i * b, "Past the ridge the peak is the limit: this keeps on rising."),
+        (lambda i, p, b: np.full_like(i, p), "Left of the ridge the bytes set a lower limit."),
+        (lambda i, p, b: min(p, i * b), "min() cannot compare an array with a number."),
+        (
+            lambda i, p, b: np.minimum(p, i / b),
+            "Intensity times bandwidth: FLOP/byte · byte/s = FLOP/s.",
+        ),
+        (lambda i, p, b: np.minimum(p / b, i), "That is an intensity, in FLOP/byte, not a rate."),
+    ],
+)
+
+
+def _time_and_bound(flops, moved, peak, bandwidth):
+    memory, compute = moved / bandwidth, flops / peak
+    return max(memory, compute), "memory" if memory > compute else "compute"
+
+
+def _jobs(rng):
+    for side in (0.01, 0.8, 1.2, 100):
+        peak, bandwidth = float(rng.uniform(1e13, 1e15)), float(rng.uniform(3e11, 8e12))
+        moved = int(rng.integers(10**6, 10**9))
+        yield int(moved * side * peak / bandwidth), moved, peak, bandwidth
+
+
+time_and_bound = Exercise(
+    "Time and bound",
+    difficulty=2,
+    minutes=5,
+    task="Write time_and_bound(flops, moved, peak, bandwidth): the least time in seconds and what "
+    'it is spent on, "memory" or "compute", as a pair. `moved` are bytes.',
+    answer=_time_and_bound,
+    cases=_jobs,
+    hints=(
+        "Two times: bytes over bandwidth, FLOPs over peak.",
+        "They run side by side, so the longer one is the time, and it gives the bound its name.",
+    ),
+    wrong=[
+        (
+            lambda f, m, p, b: (m / b + f / p, "memory" if m / b > f / p else "compute"),
+            "A sum: but bytes move while arithmetic runs.",
+        ),
+        (
+            lambda f, m, p, b: (min(m / b, f / p), "memory" if m / b > f / p else "compute"),
+            "The shorter time: the job ends when the longer one has.",
+        ),
+        (
+            lambda f, m, p, b: (max(m / b, f / p), "compute" if m / b > f / p else "memory"),
+            "The name belongs to the longer of the two times.",
+        ),
+        (
+            lambda f, m, p, b: (m / b, "memory"),
+            "Not everything waits for memory: look at FLOPs / peak too.",
+        ),
+        (
+            lambda f, m, p, b: (max(m * b, f * p), "memory" if m * b > f * p else "compute"),
+            "Divide by the rates: bytes / (bytes/s) = s.",
+        ),
+        (
+            lambda f, m, p, b: (max(m / p, f / b), "memory" if m / p > f / b else "compute"),
+            "Bytes go with the bandwidth, FLOPs with the peak.",
+        ),
+    ],
+)
+
+
+def _critical_batch(peak, bandwidth, bytes_per_weight):
+    return peak / bandwidth * bytes_per_weight / 2
+
+
+def _chips(rng):
+    for bytes_per_weight in (0.5, 1, 2, 4):
+        yield float(rng.uniform(1e13, 1e15)), float(rng.uniform(3e11, 8e12)), bytes_per_weight
+
+
+critical_batch = Exercise(
+    "The critical batch",
+    difficulty=3,
+    minutes=8,
+    task="A decode step reads every weight once, whatever the batch, and does one multiply-add per "
+    "weight and sequence. Write critical_batch(peak, bandwidth, bytes_per_weight): the batch at "
+    "which arithmetic takes as long as reading the weights (peak in FLOP/s).",
+    answer=_critical_batch,
+    cases=_chips,
+    hints=(
+        "For one weight and batch b: how many FLOPs, how many bytes? Their ratio is the intensity.",
+        "2b FLOPs on bytes_per_weight bytes. Set that equal to the ridge, solve for b.",
+    ),
+    wrong=[
+        (lambda p, b, w: p / b, "The ridge itself: now turn FLOP per byte into sequences."),
+        (lambda p, b, w: p / b / 2, "Right only for one byte a weight: use bytes_per_weight."),
+        (lambda p, b, w: p / b * w, "A multiply-add is two FLOP."),
+        (lambda p, b, w: p / b / w / 2, "Smaller weights need a smaller batch, not a larger one."),
+        (lambda p, b, w: 2 * p / b * w, "Two FLOP a weight and sequence: divide by them."),
+        (lambda p, b, w: b / p * w / 2, "The ridge is peak over bandwidth, not the other way."),
+    ],
+)
+
+
+# --- predictions and quizzes ------------------------------------------------------------------
+
+_ADD = cost.elementwise(2**24, inputs=2)
+
+add_time = Question(
+    "An add of 16.8 million numbers",
+    difficulty=1,
+    task="An H100 adds two FP16 vectors of 2^24 numbers. Its peak is 989 TFLOP/s, its memory moves "
+    "3.35 TB/s. How long does it take at the least, in microseconds?",
+    answer=model.time(_ADD, H100) * 1e6,
+    unit="µs",
+    factor=2,
+    wrong={
+        model.compute_time(_ADD, H100) * 1e6: "That is the arithmetic alone. The numbers must come "
+        "from memory, and go back.",
+    },
+    explanation="Two vectors in, one out: 3 × 2 bytes × 2^24 = 101 MB, which take 30 µs at 3.35 "
+    "TB/s. The arithmetic needs 0.017 µs of that.",
+)
+
+cheaper_arithmetic = Question(
+    "Twice as fast at arithmetic",
+    task="You rewrite the add so that its arithmetic takes half as long. How much faster is it?",
+    choices={"a": "twice", "b": "a little", "c": "not at all"},
+    answer="c",
+    wrong={
+        "a": "Only if the arithmetic were the longer of the two times. It is 0.06 % of it.",
+        "b": "Bytes and arithmetic overlap: the time is the longer of the two, not their sum.",
+    },
+    explanation="The time is the longer of two, and the bytes take 1,770 times as long as the "
+    "arithmetic. Only moving fewer bytes helps.",
+)
+
+sparse_peak = Question(
+    "Two peaks on one data sheet",
+    difficulty=2,
+    task="The H100's data sheet prints 1,979 TFLOP/s for FP16, with a footnote: with sparsity. A "
+    "training run does 9,600 tokens a second, 0.05 TFLOP each. What per cent of the peak for "
+    "ordinary (dense) matrices is that?",
+    answer=100 * 9600 * 0.05e12 / H100.peak["fp16"],
+    unit="%",
+    wrong={
+        100 * 9600 * 0.05 / 1979: "That divides by the sparse peak, which a dense matmul can never "
+        "reach. The dense one is half: 989.4.",
+    },
+    explanation="9,600 × 0.05 = 480 TFLOP/s, and 480 / 989.4 = 48.5 %. Against the sparse 1,979 it "
+    "looks like 24.3 %: half as good as it is.",
+)
+
+book_bandwidth = Question(
+    "A number from a book",
+    difficulty=1,
+    task="An A100's memory moves 2 TB/s at the most; a kernel is measured at 700 GB/s. A book "
+    "prints its bandwidth utilisation as 70 %. What is it, in per cent?",
+    answer=35,
+    unit="%",
+    wrong={70: "That is the book's: it divides by 1 TB/s."},
+    explanation="700 / 2,000 = 35 %.",
+)
+
+mac_or_flop = Question(
+    "MAC or FLOP",
+    difficulty=1,
+    task="A paper says that an image needs 4 G multiply-adds. How many GFLOP is that, if a chip's "
+    "peak in FLOP/s is what you divide by?",
+    answer=8,
+    unit="GFLOP",
+    wrong={4: "A multiply-add (MAC, FMA) is two FLOP, and data sheets count it so."},
+    explanation="One multiply and one add: 8 GFLOP. Do not halve the peak as well: it already "
+    "counts both.",
+)
+
+matmul_turns = Question(
+    "Where a matmul turns",
+    difficulty=2,
+    task="A square FP16 matmul n × n × n has intensity n / 3. From which n on is it compute-bound "
+    "on an H100, whose ridge is 295.3?",
+    answer=3 * model.ridge(H100),
+    unit="",
+    factor=1.01,
+    wrong={
+        model.ridge(H100): "Intensity is n / 3, not n.",
+        model.ridge(H100) / 3: "n / 3 = 295: multiply, do not divide.",
+    },
+    explanation="n / 3 = 295.3 at n = 886. So 128 and 512 wait for memory, 1,024 and 8,192 do not.",
+)
+
+gemv = Question(
+    "One vector",
+    difficulty=2,
+    task="A 4,096 × 4,096 BF16 matrix times one vector. Course notes print an intensity of 1/2. "
+    "What is it, in FLOP per byte?",
+    answer=cost.matmul(4096, 1, 4096).intensity,
+    unit="FLOP/byte",
+    wrong={0.5: "That counts the bytes twice, or the multiply-add once."},
+    explanation="2 FLOP for every number of the matrix, which has 2 bytes: 1. The two vectors "
+    "change the fourth digit: 0.9995.",
+)
+
+new_card = Question(
+    "A new card for an add",
+    difficulty=2,
+    task="You move from an A100 (312 TFLOP/s, 2.039 TB/s) to an H100 (989.4 TFLOP/s, 3.35 TB/s). "
+    "How many times faster does a memory-bound kernel get?",
+    answer=H100.bandwidth / A100.bandwidth,
+    unit="times",
+    wrong={
+        H100.peak["fp16"] / A100.peak["fp16"]: "That is the ratio of the peaks. This kernel never "
+        "gets near either of them.",
+    },
+    explanation="3.35 / 2.039 = 1.64. The arithmetic is 3.17 times faster, but the kernel waits.",
+)
+
+naive_bound = Question(
+    "Attention's bound",
+    difficulty=2,
+    task="Attention as three kernels does 8.6 GFLOP in 41 µs of memory traffic on an H100 (N = "
+    "4,096, d = 128, one head). Sources give its intensity as 1–10, as 128, and as 62; the ridge is "
+    "at 295. For which of these is it memory-bound?",
+    choices={"a": "for 1–10 only", "b": "for 1–10 and 62", "c": "for all of them"},
+    answer="c",
+    wrong={
+        "a": "62 and 128 are left of the ridge at 295 too.",
+        "b": "128 is left of the ridge at 295 too.",
+    },
+    explanation="All three lie left of 295. They differ in what they count, not in the verdict.",
+)
+
+double_size = Question(
+    "Twice the numbers, the same time",
+    difficulty=2,
+    task="You double the number of elements and the time of a kernel does not change. What is it "
+    "waiting for?",
+    choices={"a": "memory", "b": "arithmetic", "c": "neither: overhead"},
+    answer="c",
+    wrong={
+        "a": "Twice the bytes would take twice the time.",
+        "b": "Twice the FLOPs would take twice the time.",
+    },
+    explanation="Bytes and FLOPs both doubled. What stays is the cost of asking: the call, the "
+    "launch. Only fewer or larger calls help.",
+)
+
+batch_64 = Question(
+    "64 sequences at once",
+    difficulty=2,
+    task="A decode step on an H100 in FP16 reads all weights from memory, and the critical batch is "
+    "295. At batch 1 it makes 209 tokens a second. How many at batch 64, weights alone counted?",
+    answer=64 * H100.bandwidth / 16e9,
+    unit="tokens/s",
+    wrong={
+        H100.bandwidth / 16e9: "The weights are read once, and now serve 64 sequences.",
+    },
+    explanation="One read of the weights, 4.8 ms, now yields 64 tokens: 13,400 a second. Past 295 "
+    "the arithmetic takes longer than the read, and the gain ends.",
+)
+
+tpu_batch = Question(
+    "Another chip's critical batch",
+    difficulty=2,
+    task="A TPU v5e moves 8.2e11 bytes/s and does 3.94e14 INT8 operations a second. Weights and "
+    "arithmetic are INT8. At which batch does decoding become compute-bound?",
+    answer=3.94e14 / 8.2e11 / 2,
+    unit="sequences",
+    wrong={
+        3.94e14 / 8.2e11: "The ridge. Each weight byte does two operations a sequence.",
+    },
+    explanation="The ridge is 480 operations a byte; a sequence does 2 on each: 240. With INT8 "
+    "weights but BF16 arithmetic (1.97e14) it is 120.",
+)
+
+brackets = Question(
+    "A bandwidth of four million",
+    difficulty=3,
+    minutes=3,
+    task="A benchmark of a matmul, M = N = K = 1,024, 0.1 ms, prints 4.19 million GB/s, from the line "
+    "`2*(M*K + K*N) + 4*M*N * 1e-9 / t`: FP16 in, FP32 out. What should it print, in GB/s?",
+    answer=(2 * (2 * 1024**2) + 4 * 1024**2) * 1e-9 / 1e-4,
+    unit="GB/s",
+    wrong={
+        4 * 1024**2 * 1e-9 / 1e-4: "That is the output alone: the inputs cross as well.",
+    },
+    explanation="The factor 1e-9 / t must multiply the whole sum: 8.39 MB in 0.1 ms is 83.9 GB/s.",
+)
+
+capacity = Question(
+    "GB and GiB",
+    difficulty=1,
+    task="A card has 80 GB, and a tool shows GiB. What does the tool show?",
+    answer=80e9 / 2**30,
+    unit="GiB",
+    wrong={80: "80 GB are 80e9 bytes, and a GiB is 2^30 of them."},
+    explanation="80e9 / 2^30 = 74.5 GiB. (141 GB of an H200 are 131.3 GiB.)",
+)
