@@ -45,7 +45,7 @@ def limits(ax, dtypes=("float16", "float32")) -> str:
                     va="top", ha="left" if score < 50 else "right")  # fmt: skip
         said.append(f"{name} for scores above {score:.1f}")
     ax.set(
-        xlim=x, ylim=(-12, 43), xlabel="score s", ylabel="$e^s$, power of ten",
+        xlim=x, ylim=(-12, 43), xticks=range(-20, 101, 20), yticks=range(-10, 41, 10), xlabel="score s", ylabel="$e^s$, power of ten",
         title="exp leaves the range of a number very soon",
     )  # fmt: skip
     return f"exp overflows {' and '.join(said)}; for scores of 0 or less it stays between 0 and 1."
@@ -223,7 +223,7 @@ def merges(axes, scores, size: int = 2) -> str:
     roots = []
     for ax, title in zip(axes, ("one after the other", "in pairs, from the far end"), strict=True):
         ax.axis("off")
-        ax.set(xlim=(-0.6, 3.6), ylim=(-0.75, 3.5), title=title)
+        ax.set(xlim=(-0.6, 3.6), ylim=(-0.75, 3.5), xticks=(), yticks=(), title=title)
         row = [node(ax, i, 0, leaf, PAPER) for i, leaf in enumerate(leaves)]
         for i, block in enumerate(blocks(len(scores), size)):
             numbers = ", ".join(f"{s:.0f}" for s in scores[block]).replace("-", "−")

@@ -94,7 +94,7 @@ def sram(ax, block_q: int, block_kv: int, d: int, limit: int, itemsize: int = 2)
     )
     ax.text((left + limit) / 2 / KiB, 0, f"free: {binary(limit - left)}", ha="center", va="center")
     ax.set(
-        xlim=(0, 1.04 * limit / KiB), ylim=(-0.6, 1.2), yticks=(), xlabel="shared memory, KiB",
+        xlim=(0, 1.04 * limit / KiB), ylim=(-0.6, 1.2), yticks=(), xticks=range(0, limit // KiB, 50), xlabel="shared memory, KiB",
         title=f"The tiles take {binary(left)}",
     )  # fmt: skip
     ax.spines["left"].set_visible(False)

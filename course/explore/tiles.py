@@ -83,9 +83,7 @@ def draw(fig, data):
         for flow in FLOWS_SHOWN
     }  # fmt: skip
     right.legend(loc="upper left", ncols=3, columnspacing=1, handletextpad=0.1, borderpad=0.3)
-    note = right.text(
-        0.98, 0.2, "", transform=right.transAxes, ha="right", va="bottom", color=SOFT
-    )
+    note = right.text(0.98, 0.2, "", transform=right.transAxes, ha="right", va="bottom", color=SOFT)
 
     def move(data):
         low, spot = 0.0, -12.0
