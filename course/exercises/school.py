@@ -75,8 +75,8 @@ host_or_hbm = Question(
         2000: "64 GB/s are gigabytes, not gigabits: no factor of 8.",
         4.8: "That is from HBM. The cable carries 64 GB/s, not 3,350.",
     },
-    explanation="16e9 / 64e9 = 0.25 s = 250 ms, which is 52 times the 4.8 ms from HBM. One token a "
-    "quarter of a second: this is why a model that does not fit is so slow.",
+    explanation="16e9 / 64e9 = 0.25 s = 250 ms, which is 52 times the 4.8 ms from HBM. A "
+    "chat model reads all of them for every word: four words a second, at best.",
 )
 where_spills_go = Question(
     "Where do spills go?",

@@ -173,9 +173,9 @@ def describe(data):
 def day(**initial):
     """The explorer, at other first values if given: `day(moment=0)`."""
     controls = {
-        "moment": widgets.IntSlider(16, min=0, max=MOMENTS, description="moment of the day"),
+        "moment": widgets.IntSlider(16, min=0, max=MOMENTS, description="moment"),
         "steps": widgets.IntSlider(4, min=1, max=MOST_STEPS, description="steps"),
-        "loads": widgets.IntSlider(1, min=1, max=MOST_LOADS, description="shelf-loads of pages"),
+        "loads": widgets.IntSlider(1, min=1, max=MOST_LOADS, description="shelf-loads"),
     }
     title = "A day at school: a naive and a fused class with the same homework"
     return Explorer(compute, draw, describe, controls, title, initial=initial, play="moment",
