@@ -388,7 +388,7 @@ def _words(gpu, points, dtype):
         roof = model.attainable(point.intensity, gpu, dtype)
         if point.rate:
             words += (
-                f"measured {decimal(point.rate, 'FLOP/s')}, {point.rate / roof:.0%} of the roof."
+                f"measured {decimal(point.rate, 'FLOP/s')}, {100 * point.rate / roof:.2g}% of the roof."
             )
         else:
             words += f"{_side(point.intensity, gpu, dtype)}-bound."
