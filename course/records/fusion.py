@@ -22,7 +22,7 @@ def record() -> dict:
         "p": P,
         "kernels": {flow: [name for name, _ in launched] for flow, launched in largest.items()},
         "kernel_seconds": {flow: [t for _, t in launched] for flow, launched in largest.items()},
-        "points": [_point(flow, rows) for flow in FLOWS for rows in ROWS],
+        "points": [point(flow, rows) for flow in FLOWS for rows in ROWS],
         "softmax": list(_softmax_points()),
         "compiled_code": compiled_code(),
     }
@@ -47,7 +47,8 @@ def record() -> dict:
     return section | {"stamp": measure.stamp("cuda", method)}
 
 
-def _point(flow, rows):
+def point(flow: str, rows: int) -> dict:
+    """One flow on (rows, COLS) numbers: launches, and seconds by three clocks."""
     fn = prepare(flow, rows)
     timing = measure.time(fn, device="cuda", budget=0.1)
     wall = measure.time(lambda: [fn() for _ in range(IN_A_ROW)], budget=0.1)
