@@ -41,9 +41,9 @@ def record() -> dict:
         method += str(error)
     else:
         method += "ncu --clock-control none, L2 flushed by reads before the call, then left alone"
-        for point, counts in zip(points, counted, strict=True):
-            point["dram_read"] = sum(k["read"] for k in counts)
-            point["dram_written"] = sum(k["written"] for k in counts)
+        for one, counts in zip(points, counted, strict=True):
+            one["dram_read"] = sum(k["read"] for k in counts)
+            one["dram_written"] = sum(k["written"] for k in counts)
     return section | {"stamp": measure.stamp("cuda", method)}
 
 
