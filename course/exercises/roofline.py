@@ -371,8 +371,8 @@ double_size = Question(
 batch_64 = Question(
     "64 sequences at once",
     difficulty=2,
-    task="A decode step on an H100 in FP16 reads all weights from memory, and the critical batch is "
-    "295. At batch 1 it makes 209 tokens a second. How many at batch 64, weights alone counted?",
+    task="A decode step on an H100 reads 16 GB of FP16 weights, whatever the batch. At batch 1 it makes "
+    "209 tokens a second. How many at batch 64, if only the weights count?",
     answer=64 * H100.bandwidth / 16e9,
     unit="tokens/s",
     wrong={
