@@ -23,7 +23,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, causal, scale, return_lse):
-        """O, and lse as its two terms for the backward pass."""
+        """O, and lse as m and 1/l for the backward pass."""
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)
         if q.numel() == 0 or k.numel() == 0:  # nothing to launch: no queries, or no keys to see
@@ -31,13 +31,13 @@ class Attention(torch.autograd.Function):
             o, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
             return (o, lse) if return_lse else o
         keep_rest = any(ctx.needs_input_grad)
-        o, o_rest, m, log_l = launch.forward(
+        o, o_rest, m, inv_l = launch.forward(
             q, k, v, causal=causal, scale=scale, keep_rest=keep_rest
         )
-        ctx.save_for_backward(q, k, v, o, o_rest, m, log_l)
-        if return_lse:  # the sum and the product in FP64: one rounding instead of three
-            lse = (m[:, :, : q.shape[2]].double() + log_l[:, :, : q.shape[2]]) * math.log(2)
-            return o, lse.float()
+        ctx.save_for_backward(q, k, v, o, o_rest, m, inv_l)
+        if return_lse:  # in FP64: one rounding instead of four
+            m, inv_l = (x[:, :, : q.shape[2]].double() for x in (m, inv_l))
+            return o, (m * math.log(2) - inv_l.log()).float()
         return o
 
     @staticmethod
@@ -47,9 +47,9 @@ class Attention(torch.autograd.Function):
         if do is None:
             do = torch.zeros_like(q)
         if saved:
-            o, o_rest, m, log_l = saved
+            o, o_rest, m, inv_l = saved
             options = {"causal": ctx.causal, "scale": ctx.scale}
-            grads = launch.backward(q, k, v, o, o_rest, do, dlse, m, log_l, **options)
+            grads = launch.backward(q, k, v, o, o_rest, do, dlse, m, inv_l, **options)
         else:
             grads = [torch.zeros_like(x) for x in (q, k, v)]
         if torch.is_grad_enabled():  # create_graph=True: without a node, a penalty trains nothing

@@ -5,8 +5,8 @@ With P = exp(S − lse), dP = dO Vᵀ and D = rowsum(dO ∘ O), the derivation e
 Sums over queries (dK, dV) need one owner a key tile, sums over keys (dQ) one a query tile: two
 kernels, each recomputing P, so that nothing is added atomically and each run gives the same bits.
 
-lse is kept as its two terms, m + log2 l in base 2: their FP32 sum would round log2 l away where
-scores are large (at 10⁶, by 6 %), and the rows of the recomputed P would not sum to one.
+lse = m + log ℓ is kept as m and 1/ℓ, so that P = exp(S − m) · 1/ℓ: in one FP32 number log ℓ would
+be rounded away where scores are large (at 10⁶, by 6 %), and the rows of P would not sum to one.
 """
 
 import triton
@@ -43,7 +43,7 @@ def delta_kernel(
 
 @triton.jit
 def visit_queries(
-    grads, k_tile, v_tile, q, do, m, log_l, delta, b, h, head, first, last, first_row, n_q, scale,
+    grads, k_tile, v_tile, q, do, m, inv_l, delta, b, h, head, first, last, first_row, n_q, scale,
     block_q: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries first … last − 1 give to dk and dv. Tiles lie keys × queries here."""
@@ -51,10 +51,10 @@ def visit_queries(
     for start in tl.range(first, last, block_q):
         q_tile = load_tile(q, b, h, start, block_q, block_d)
         m_row = load_rows(m, head, start, n_q, block_q)
-        log_l_row = load_rows(log_l, head, start, n_q, block_q)
+        inv_l_row = load_rows(inv_l, head, start, n_q, block_q)
         delta_row = load_rows(delta, head, start, n_q, block_q)
         s_t = dot(k_tile, q_tile.T)
-        p_t = tl.exp2(s_t * scale - m_row[None, :] - log_l_row[None, :])
+        p_t = tl.exp2(s_t * scale - m_row[None, :]) * inv_l_row[None, :]
         if masked:
             row = start + tl.arange(0, block_q)
             p_t = tl.where(row[None, :] >= first_row[:, None], p_t, 0.0)
@@ -68,7 +68,7 @@ def visit_queries(
 
 @triton.jit(do_not_specialize=["heads", "n_q", "n_kv"])
 def dkdv_kernel(
-    q, k, v, do, dk_out, dv_out, m, log_l, delta, scale, heads, n_q, n_kv, group: tl.constexpr,
+    q, k, v, do, dk_out, dv_out, m, inv_l, delta, scale, heads, n_q, n_kv, group: tl.constexpr,
     causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
     """One tile of dk and dv, summed over the `group` query heads that share the K/V head."""
@@ -92,11 +92,11 @@ def dkdv_kernel(
         head_q = b * heads * group + h_q
         if causal:
             dk, dv = visit_queries(
-                (dk, dv), k_tile, v_tile, q, do, m, log_l, delta, b, h_q, head_q, some, full,
+                (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, some, full,
                 first_row, n_q, scale * LOG2E, block_q, block_d, True,
             )  # fmt: skip
         dk, dv = visit_queries(
-            (dk, dv), k_tile, v_tile, q, do, m, log_l, delta, b, h_q, head_q, full, n_q,
+            (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, full, n_q,
             first_row, n_q, scale * LOG2E, block_q, block_d, False,
         )  # fmt: skip
     store_tile(dk_out, b, h, first, dk * scale, block_kv, block_d)
@@ -109,11 +109,11 @@ def visit_keys(
     block_kv: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
     """Add what the keys first … last − 1 give to dq."""
-    m, log_l, delta = rows
+    m, inv_l, delta = rows
     for start in tl.range(first, last, block_kv):
         k_tile = load_tile(k, b, h, start, block_kv, block_d)
         s = dot(q_tile, k_tile.T)
-        p = tl.exp2(s * scale - m[:, None] - log_l[:, None])
+        p = tl.exp2(s * scale - m[:, None]) * inv_l[:, None]
         if masked:
             column = start + tl.arange(0, block_kv)
             p = tl.where(column[None, :] <= last_key[:, None], p, 0.0)
@@ -125,7 +125,7 @@ def visit_keys(
 
 @triton.jit(do_not_specialize=["heads", "n_q", "n_kv"])
 def dq_kernel(
-    q, k, v, do, dq_out, m, log_l, delta, scale, heads, n_q, n_kv, group: tl.constexpr,
+    q, k, v, do, dq_out, m, inv_l, delta, scale, heads, n_q, n_kv, group: tl.constexpr,
     causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
     """One tile of dq."""
@@ -140,7 +140,7 @@ def dq_kernel(
     do_tile = load_tile(do, b, h, first, block_q, block_d)
     rows = (
         load_rows(m, head, first, n_q, block_q),
-        load_rows(log_l, head, first, n_q, block_q),
+        load_rows(inv_l, head, first, n_q, block_q),
         load_rows(delta, head, first, n_q, block_q),
     )
     dq = tl.zeros([block_q, block_d], tl.float32)

@@ -46,10 +46,10 @@ def visit(
 
 @triton.jit(do_not_specialize=["heads", "n_q", "n_kv"])
 def forward_kernel(
-    q, k, v, o, o_rest, m_out, log_l_out, scale, heads, n_q, n_kv, group: tl.constexpr,
+    q, k, v, o, o_rest, m_out, inv_l_out, scale, heads, n_q, n_kv, group: tl.constexpr,
     keep_rest: tl.constexpr, causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
-    """One tile of o, and the two terms of its lse: m and log2 l. Needs scale > 0.
+    """One tile of o, and what its lse = m + log l is made of: m and 1/l. Needs scale > 0.
 
     keep_rest also stores what rounding takes from o: the backward pass subtracts numbers that
     nearly cancel where one key dominates, and the rounding of o would be all that is left.
@@ -83,4 +83,4 @@ def forward_kernel(
         store_tile(o_rest, b, h, first, rest, block_q, block_d)
     at = row_offsets(head, first, n_q, block_q)
     tl.store(m_out + at, m)
-    tl.store(log_l_out + at, tl.log2(l))
+    tl.store(inv_l_out + at, 1 / l)

@@ -14,20 +14,20 @@ MAX_GRID = 2**31 - 1  # programs along x, the only axis used: y and z stop at 65
 
 
 def forward(q, k, v, *, causal, scale, keep_rest=False, tile=None):
-    """(o, o_rest, m, log2 l) for checked, non-empty q, k, v and scale > 0.
+    """(o, o_rest, m, 1/l) for checked, non-empty q, k, v and scale > 0.
 
     o_rest, what rounding took from o, is None unless asked for: FP32 has none worth keeping.
     """
     q, k, v = (aligned(x) for x in (q, k, v))
     o = empty_aligned(q.shape, q)
     o_rest = empty_aligned(q.shape, q) if keep_rest and q.dtype != torch.float32 else None
-    m, log_l = row_statistics(q), row_statistics(q)
-    launch_forward(q, k, v, o, o_rest, m, log_l, causal=causal, scale=scale, tile=tile)
-    return o, o_rest, m, log_l
+    m, inv_l = row_statistics(q), row_statistics(q)
+    launch_forward(q, k, v, o, o_rest, m, inv_l, causal=causal, scale=scale, tile=tile)
+    return o, o_rest, m, inv_l
 
 
 def backward(
-    q, k, v, o, o_rest, do, dlse, m, log_l, *, causal, scale, dkdv_tile=None, dq_tile=None
+    q, k, v, o, o_rest, do, dlse, m, inv_l, *, causal, scale, dkdv_tile=None, dq_tile=None
 ):
     """(dq, dk, dv) given the gradients of o and (or None) of lse."""
     q, k, v, do = (aligned(x) for x in (q, k, v, do))
@@ -37,20 +37,20 @@ def backward(
     if dlse is not None:  # d lse / dS = P, so its gradient joins dP − D
         delta[:, :, : q.shape[2]] -= dlse
     options = {"causal": causal, "scale": scale}
-    launch_dkdv(q, k, v, do, dk, dv, m, log_l, delta, **options, tile=dkdv_tile)
-    launch_dq(q, k, v, do, dq, m, log_l, delta, **options, tile=dq_tile)
+    launch_dkdv(q, k, v, do, dk, dv, m, inv_l, delta, **options, tile=dkdv_tile)
+    launch_dq(q, k, v, do, dq, m, inv_l, delta, **options, tile=dq_tile)
     return dq, dk, dv
 
 
-def launch_forward(q, k, v, o, o_rest, m, log_l, *, causal, scale, tile=None):
-    """Fill o, m, log_l and, unless it is None, o_rest. Returns the compiled kernel."""
+def launch_forward(q, k, v, o, o_rest, m, inv_l, *, causal, scale, tile=None):
+    """Fill o, m, inv_l and, unless it is None, o_rest. Returns the compiled kernel."""
     tile = tile or choose("forward", q)
     (b, h, n, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
     rest = o if o_rest is None else o_rest
     with on_device(q):
         return forward_kernel[grid(n, tile.block_q, b * h)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
-            *operands(tile.block_q, o, rest), m, log_l, scale, h, n, n_kv, h // heads_kv,
+            *operands(tile.block_q, o, rest), m, inv_l, scale, h, n, n_kv, h // heads_kv,
             o_rest is not None, causal, **meta(tile, d),
         )  # fmt: skip
 
@@ -66,7 +66,7 @@ def launch_delta(o, o_rest, do, delta, block_q=128):
         )  # fmt: skip
 
 
-def launch_dkdv(q, k, v, do, dk, dv, m, log_l, delta, *, causal, scale, tile=None):
+def launch_dkdv(q, k, v, do, dk, dv, m, inv_l, delta, *, causal, scale, tile=None):
     """Fill dk and dv. Returns the compiled kernel."""
     tile = tile or choose("dkdv", q)
     (b, h, n, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
@@ -74,18 +74,18 @@ def launch_dkdv(q, k, v, do, dk, dv, m, log_l, delta, *, causal, scale, tile=Non
         return dkdv_kernel[grid(n_kv, tile.block_kv, b * heads_kv)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
             *operands(tile.block_q, do), *operands(tile.block_kv, dk, dv),
-            *row_operands(tile.block_q, m, log_l, delta), scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
+            *row_operands(tile.block_q, m, inv_l, delta), scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
         )  # fmt: skip
 
 
-def launch_dq(q, k, v, do, dq, m, log_l, delta, *, causal, scale, tile=None):
+def launch_dq(q, k, v, do, dq, m, inv_l, delta, *, causal, scale, tile=None):
     """Fill dq. Returns the compiled kernel."""
     tile = tile or choose("dq", q)
     (b, h, n, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
     with on_device(q):
         return dq_kernel[grid(n, tile.block_q, b * h)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
-            *operands(tile.block_q, do, dq), *row_operands(tile.block_q, m, log_l, delta),
+            *operands(tile.block_q, do, dq), *row_operands(tile.block_q, m, inv_l, delta),
             scale, h, n, n_kv, h // heads_kv, causal, **meta(tile, d),
         )  # fmt: skip
 

@@ -87,7 +87,7 @@ def visible_keys(
 
 @triton.jit
 def row_offsets(head, first, n, block: tl.constexpr):
-    """Where m, log2 l and D of the query rows first … first + block − 1 are stored.
+    """Where m, 1/l and D of the query rows first … first + block − 1 are stored.
 
     Each head has room for a multiple of 128 rows, so that no tile needs a mask. What stands in
     the rows past n is finite and does no harm: q and dO are zero there.
@@ -97,7 +97,7 @@ def row_offsets(head, first, n, block: tl.constexpr):
 
 @triton.jit
 def load_rows(x, head, first, n, block: tl.constexpr):
-    """m, log2 l or D of some query rows: a tile of one row, in the sense of load_tile."""
+    """m, 1/l or D of some query rows: a tile of one row, in the sense of load_tile."""
     if isinstance(x, tl.tensor_descriptor):
         return x.load([head, first]).reshape(block)
     else:

@@ -168,13 +168,13 @@ def sweep(kernel, d, causal, grid=None, budget=0.02):
     torch.manual_seed(0)
     q, k, v, do = torch.randn(4, b, h, n, d, device="cuda", dtype=torch.float16)
     options = {"causal": causal, "scale": d**-0.5}
-    o, _, m, log_l = launch.forward(q, k, v, **options)
+    o, _, m, inv_l = launch.forward(q, k, v, **options)
     delta = (o.float() * do).sum(-1)
     out, out2 = torch.empty_like(q), torch.empty_like(q)
     runs = {
-        "forward": lambda: launch.launch_forward(q, k, v, out, None, m, log_l, **options),
-        "dkdv": lambda: launch.launch_dkdv(q, k, v, do, out, out2, m, log_l, delta, **options),
-        "dq": lambda: launch.launch_dq(q, k, v, do, out, m, log_l, delta, **options),
+        "forward": lambda: launch.launch_forward(q, k, v, out, None, m, inv_l, **options),
+        "dkdv": lambda: launch.launch_dkdv(q, k, v, do, out, out2, m, inv_l, delta, **options),
+        "dq": lambda: launch.launch_dq(q, k, v, do, out, m, inv_l, delta, **options),
     }
     pairs = n * (n + 1) // 2 if causal else n * n
     flops = {"forward": 4, "dkdv": 8, "dq": 6}[kernel] * b * h * pairs * d
