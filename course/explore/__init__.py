@@ -13,6 +13,7 @@ EXPLORERS = (  # the modules of this package that build an explorer, each by a f
     "pyramid",
     "roofline",
     "fusion",
+    "attention_bytes",
     "online",
     "tiles",
 )

@@ -1,0 +1,430 @@
+"""Figures of attention's bytes: its matrices, its three kernels in time, what it holds, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from course import cost
+from course import roofline as model
+from course.cost import STATISTIC_BYTES, Cost
+from course.draw.static import static
+from course.draw.theme import ACCENT, FLOWS, INK, LEVELS, PAPER, SOFT
+from course.hardware import DTYPES, GPUS, Gpu
+from course.units import decimal, seconds
+
+HBM = LEVELS["hbm"]
+NAIVE, FUSED, MEASURED = FLOWS["naive"], FLOWS["flash"], FLOWS["measured"]
+STEPS = ("S = QKᵀ", "P = softmax(S)", "O = PV")  # the kernels of naive attention, in order
+SOFTMAX_FLOPS = 5  # an element: maximum, minus, exp, sum, divide
+
+
+def steps(n: int, d: int, *, heads: int = 1, batch: int = 1, itemsize: int = 2) -> dict[str, Cost]:
+    """The three kernels of naive attention, by name; their bytes are those of flow="naive"."""
+    each = (
+        cost.matmul(n, n, d, itemsize=itemsize),
+        cost.elementwise(n * n, flops_per_element=SOFTMAX_FLOPS, itemsize=itemsize),
+        cost.matmul(n, d, n, itemsize=itemsize),
+    )
+    return {name: heads * batch * one for name, one in zip(STEPS, each, strict=True)}
+
+
+def work_time(name: str, one: Cost, gpu: Gpu, dtype: str = "fp16") -> float:
+    """Seconds of arithmetic in one kernel. A softmax runs outside the matrix units, in FP32."""
+    ordinary = gpu.peak.get("fp32") if name == STEPS[1] else None
+    return one.flops / (ordinary or gpu.peak_for(dtype))
+
+
+def held(n: int, d: int, *, flow: str, heads: int = 1, batch: int = 1, itemsize: int = 2) -> int:
+    """Bytes in HBM at once: Q, K, V and O; for "naive" S and P as well, for "flash" lse."""
+    row = 4 * d * itemsize + (2 * n * itemsize if flow == "naive" else STATISTIC_BYTES)
+    return batch * heads * n * row
+
+
+# --- what attention computes ------------------------------------------------------------------
+
+
+def shapes(ax, n: int = 8, d: int = 2) -> str:
+    """The matrices of one head, drawn to scale: thin ones at both ends, two squares between."""
+    ax.set(xlim=(-0.6, 3.9 * n + 4.6 * d), ylim=(n + 2.4, -d - 2.6), aspect="equal")
+    ax.axis("off")
+    names = dict(ha="center", va="center", weight="bold", fontsize=17)
+
+    def box(x, y, w, h, name, colour, hatch="", ink=INK):
+        ax.add_patch(Rectangle((x, y), w, h, fc=colour, ec=INK, lw=1.5, hatch=hatch))
+        ax.text(x + w / 2, y + h / 2, name, color=ink, **names)
+
+    def caption(x, text, y=n + 0.5):
+        ax.text(x, y, text, ha="center", va="top", fontsize=13, linespacing=1.25)
+
+    def arrow(x, text):
+        ax.annotate("", (x + 2.6, n / 2), (x + 0.4, n / 2),
+                    arrowprops=dict(arrowstyle="-|>", lw=2.5, color=INK, mutation_scale=20))  # fmt: skip
+        ax.text(x + 1.5, n / 2 - 0.5, text, ha="center", va="bottom", fontsize=13)
+
+    thin, square = LEVELS["shared"].colour, NAIVE.colour
+    x = 0
+    box(x, 0, d, n, "Q", thin)
+    caption(x + d / 2, "queries\nN × d")
+    x += d + 0.6
+    box(x, -d - 0.6, n, d, "Kᵀ", thin)
+    ax.text(x + n / 2, -d - 0.9, "keys, d × N", ha="center", va="bottom", fontsize=13)
+    box(x, 0, n, n, "S", square, ink=PAPER)
+    caption(x + n / 2, "scores: how well does\nquery i fit key j?  N × N")
+    x += n
+    arrow(x, "softmax")
+    x += 3
+    box(x, 0, n, n, "P", square, ink=PAPER)
+    caption(x + n / 2, "weights: each row\nadds up to 1.  N × N")
+    x += n + 0.6
+    box(x, 0, d, n, "V", thin)
+    caption(x + d / 2, "values\nN × d")
+    x += d
+    arrow(x, "P V")
+    x += 3
+    box(x, 0, d, n, "O", thin)
+    caption(x + d / 2, "output\nN × d")
+    ax.set_xlim(-1.2, x + d + 1.2)
+    return (
+        "The matrices of one head, drawn to scale for N four times as large as d: Q and K transposed "
+        "make S, N by N; its softmax is P, N by N; P and V make the output O. Q, K, V and O are thin, "
+        "S and P are large squares."
+    )
+
+
+@static("attention_shapes", size=(11, 4.6))
+def _(ax):
+    return shapes(ax)
+
+
+# --- the time line ----------------------------------------------------------------------------
+
+
+def timeline(
+    ax, n: int, d: int, gpu: Gpu, *, heads: int = 1, batch: int = 1, dtype: str = "fp16"
+) -> str:
+    """Naive attention above HBM, fused attention below it, on one axis of time.
+
+    The width of a kernel is its time, the width of an arrow its bytes; the black bar inside is the
+    part of the time that the arithmetic needs.
+    """
+    size = dict(heads=heads, batch=batch, itemsize=DTYPES[dtype])
+    kernels = steps(n, d, **size)
+    fused = cost.attention(n, d, flow="flash", **size)
+    times = {name: max(model.memory_time(one, gpu), work_time(name, one, gpu, dtype))
+             for name, one in kernels.items()}  # fmt: skip
+    total, short = sum(times.values()), model.time(fused, gpu, dtype)
+    ax.set(xlim=(-0.005 * total, 1.035 * max(total, short)), ylim=(-1.55, 5.35))
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: seconds(x) if x else "0"))
+    ax.set_title(f"{gpu.name}, N = {n:,}, d = {d}, {dtype}{_many(heads, batch)}", loc="left")
+    ax.text(1, 1.015, "black: the arithmetic", transform=ax.transAxes, ha="right", va="bottom")
+
+    ax.add_patch(Rectangle((0, 1.55), total, 0.5, fc=HBM.colour))
+    ax.text(total / 2, 1.8, f"HBM: {decimal(gpu.bandwidth, 'B/s')}", color=HBM.ink, ha="center",
+            va="center", weight="bold")  # fmt: skip
+    operand = fused.written  # Q, K, V and O are of one size
+    square = kernels[STEPS[1]].written
+    trips = (
+        [("Q", operand, 0), ("K", operand, 0), ("S", square, 1)],
+        [("S", square, 0), ("P", square, 1)],
+        [("P", square, 0), ("V", operand, 0), ("O", operand, 1)],
+    )
+    left = 0.0
+    for (name, one), arrows in zip(kernels.items(), trips, strict=True):
+        width = times[name]
+        _kernel(ax, left, width, 3.75, f"{name}\n{decimal(one.bytes)}, {seconds(width)}",
+                work_time(name, one, gpu, dtype), NAIVE)  # fmt: skip
+        for i, (what, moved, up) in enumerate(arrows):
+            x = left + width * (i + 0.5) / len(arrows)
+            _trip(
+                ax, x, (3.7, 2.1) if up else (2.1, 3.7), moved / square, f"{what}\n{decimal(moved)}"
+            )
+        left += width
+    _kernel(ax, 0, short, -0.85, f"fused\n{seconds(short)}",
+            model.compute_time(fused, gpu, dtype), FUSED)  # fmt: skip
+    for i, what in enumerate("QKVO"):
+        x = short * (i + 0.5) / 4
+        _trip(ax, x, (0.55, 1.5) if what == "O" else (1.5, 0.55), operand / square, what)
+    said = (
+        f"Fused: one kernel, Q, K, V in and O out,\n{decimal(fused.bytes)} in all. "
+        "Its time is arithmetic (black), not bytes."
+    )
+    if model.bound(fused, gpu, dtype) == "memory":
+        said = f"Fused: one kernel, {decimal(fused.bytes)} in all."
+    if short < total / 2:
+        ax.text(short + 0.03 * total, 0.1, said, va="center", color=FUSED.colour, fontsize=13,
+                linespacing=1.4)  # fmt: skip
+    parts = ", ".join(f"{name} {decimal(one.bytes)} in {seconds(times[name])}"
+                      for name, one in kernels.items())  # fmt: skip
+    moved = sum(kernels.values(), Cost()).bytes
+    return (
+        f"Time line on the {gpu.name} for N = {n:,}, d = {d}, {dtype}{_many(heads, batch)}. Naive, "
+        f"three kernels one after the other: {parts}; together {decimal(moved)}, {seconds(total)}. "
+        f"Fused, one kernel: {decimal(fused.bytes)}, {seconds(short)}."
+    )
+
+
+def _many(heads, batch):
+    return (f", {heads} heads" if heads > 1 else "") + (f", batch {batch}" if batch > 1 else "")
+
+
+def _kernel(ax, left, width, low, text, work, style):
+    """A box as wide as the kernel is long, with the arithmetic as a bar inside."""
+    ax.add_patch(Rectangle((left, low), width, 1.4, fc=PAPER, ec=style.colour, lw=2.5))
+    ax.add_patch(Rectangle((left, low), min(work, width), 0.22, fc=INK, lw=0))
+    ax.text(left + width / 2, low + 0.82, text, ha="center", va="center", linespacing=1.3)
+
+
+def _trip(ax, x, ends, share, text):
+    """An arrow to or from HBM, as thick as its bytes, with its name on it."""
+    tail = max(1.6, 20 * share)
+    shape = f"simple,tail_width={tail},head_width={tail + 9},head_length=11"
+    ax.annotate("", (x, ends[1]), (x, ends[0]),
+                arrowprops=dict(arrowstyle=shape, fc=HBM.colour, ec="none", mutation_scale=1,
+                                shrinkA=0, shrinkB=0))  # fmt: skip
+    ax.text(x, sum(ends) / 2, text, ha="center", va="center", fontsize=12, linespacing=1.1,
+            bbox=dict(fc=PAPER, ec="none", pad=1.2))  # fmt: skip
+
+
+@static("attention_timeline", size=(11, 5.2))
+def _(ax):
+    return timeline(ax, 4096, 128, GPUS["H100 SXM"])
+
+
+# --- intensity --------------------------------------------------------------------------------
+
+
+def intensity(ax, ns: Sequence[int], gpu: Gpu, *, dtype: str = "fp16") -> str:
+    """Arithmetic intensity over d: naive is at most d/2 in FP16, fused is N/2 whatever d."""
+    ds, size = np.array([2**p for p in range(4, 11)]), DTYPES[dtype]
+    ridge, said = model.ridge(gpu, dtype), []
+    ax.axhspan(0.1, ridge, color=HBM.colour, alpha=0.07, lw=0)
+    ax.axhline(ridge, color=SOFT, ls=(0, (4, 3)), lw=1.5)
+    ax.text(1000, 0.92 * ridge, f"ridge of the {gpu.name}: {ridge:.0f}", va="top", ha="right")
+    ax.text(16.5, 0.9 * ridge, "below: waiting for memory", va="top", style="italic",
+            color=HBM.colour)  # fmt: skip
+    ax.text(70, 22, f"naive: at most {2 / size:g} · d / 2,\nwhatever N".replace("1 · ", ""),
+            color=NAIVE.colour, weight="bold", va="top")  # fmt: skip
+    for i, n in enumerate(ns):
+        at = {flow: [cost.attention(n, int(d), flow=flow, itemsize=size).intensity for d in ds]
+              for flow in ("naive", "flash")}  # fmt: skip
+        for flow, style in (("naive", NAIVE), ("flash", FUSED)):
+            ax.plot(ds, at[flow], **style.line, alpha=1 - 0.5 * i / len(ns), clip_on=False)
+        ax.annotate(f"fused, N = {n:,}", (ds[-1], at["flash"][-1]), (10, 0), va="center",
+                    textcoords="offset points", color=FUSED.colour, annotation_clip=False)  # fmt: skip
+        here = list(ds).index(128)
+        said.append(f"N = {n:,}: naive {at['naive'][here]:.3g}, fused {at['flash'][here]:,.0f}")
+    ax.set(xscale="log", yscale="log", xlim=(15, 1024), ylim=(5, 1e4), xlabel="width of a head, d",
+           ylabel="FLOP per byte")  # fmt: skip
+    ax.set_xticks(ds, [f"{d}" for d in ds])
+    ax.set_yticks([10, 100, 1000, 10000], ["10", "100", "1,000", "10,000"])
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    ax.grid(True)
+    return (
+        f"Arithmetic intensity over d, in {dtype}. Naive rises with d, fused does not depend on it. "
+        f"At d = 128: {'; '.join(said)}; the ridge of the {gpu.name} is at {ridge:.0f}."
+    )
+
+
+# --- longer sequences -------------------------------------------------------------------------
+
+CARDS = ("RTX 4090", "H100 SXM", "H200")  # whose capacities are drawn
+
+
+def growth(axes, ns: Sequence[int], d: int = 128, *, heads: int = 32, cards=CARDS) -> str:
+    """Left: bytes that one head moves over N. Right: bytes that all heads of a layer hold at once."""
+    moved, kept = axes
+    said = []
+    for flow, style in (("naive", NAIVE), ("flash", FUSED)):
+        traffic = [cost.attention(n, d, flow=flow).bytes for n in ns]
+        memory = [held(n, d, flow=flow, heads=heads) for n in ns]
+        moved.plot(ns, traffic, label=style.label, **style.line)
+        kept.plot(ns, memory, label=style.label, **style.line)
+        said.append(f"{style.label} moves {decimal(traffic[0])} to {decimal(traffic[-1])} a head and "
+                    f"holds {decimal(memory[0])} to {decimal(memory[-1])}")  # fmt: skip
+    for name in cards:
+        size, largest = GPUS[name].hbm_bytes, name == cards[-1]
+        kept.axhline(size, color=HBM.colour, ls=(0, (4, 3)), lw=1.3)
+        kept.text(ns[0], size * (1.12 if largest else 0.88), f"{name}, {decimal(size)}", fontsize=11,
+                  color=HBM.colour, va="bottom" if largest else "top")  # fmt: skip
+    moved.set_title("Moved by one head", loc="left")
+    kept.set_title(f"Held by {heads} heads", loc="left")
+    for ax in axes:
+        _lengths(ax, ns)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y)))
+        ax.grid(True)
+    moved.legend(loc="upper left")
+    fits = {name: _longest(d, heads, GPUS[name].hbm_bytes) for name in cards}
+    return (
+        f"Over N = {ns[0]:,} to {ns[-1]:,}, d = {d}, FP16: {'; '.join(said)}. With {heads} heads the "
+        "naive flow fits up to "
+        + ", ".join(f"N = {n:,} on an {name}" for name, n in fits.items())
+        + "."
+    )
+
+
+def _longest(d, heads, capacity):
+    """The largest power of two N whose matrices, all heads of one layer, fit."""
+    n = 1
+    while held(2 * n, d, flow="naive", heads=heads) <= capacity:
+        n *= 2
+    return n
+
+
+def _lengths(ax, ns):
+    ax.set(xscale="log", yscale="log", xlabel="length of the sequence, N")
+    ax.set_xticks(ns[::2], [f"{n:,}" for n in ns[::2]])
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+
+
+# --- measured beside predicted ----------------------------------------------------------------
+
+FLOWS_RECORDED = {  # flow of `course.records.attention_bytes` → style, name, flow of course.cost
+    "naive": (NAIVE, "naive: three kernels", "naive"),
+    "flash": (FUSED, "fused: FlashAttention-2", "flash"),
+    "cudnn": (FLOWS["tiled"], "fused: cuDNN", "flash"),
+}
+
+
+def peak_bytes(flow: str, n: int, section: dict) -> int:
+    """Predicted bytes above the inputs: S, P and O for "naive", O and lse for the fused ones."""
+    size = dict(heads=section["heads"], flow="naive" if flow == "naive" else "flash")
+    inputs = 3 * section["heads"] * n * section["d"] * 2
+    return held(n, section["d"], **size) - inputs
+
+
+def memory(ax, section: dict, gpu: Gpu, mine: Iterable[dict] = ()) -> str:
+    """Peak memory above the inputs over N, as measured, beside S + P + O and O + lse."""
+    predict = lambda flow, n: peak_bytes(flow, n, section)  # noqa: E731
+    ended = _measured(ax, section, mine, "peak_bytes", predict, crosses=True)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y)))
+    ns = sorted({p["n"] for p in section["points"]})
+    ax.axhline(gpu.hbm_bytes, color=HBM.colour, lw=1.5)
+    ax.text(ns[0], 1.15 * gpu.hbm_bytes, f"HBM of the {gpu.name}: {decimal(gpu.hbm_bytes)}",
+            color=HBM.colour, va="bottom")  # fmt: skip
+    ax.set_ylim(2e6, 2e13)
+    ax.set_title("Most memory held at once, beside the inputs", loc="left")
+    ax.legend(loc="lower right", fontsize=11)
+    return f"Peak memory over N, {section['heads']} heads, measured. {_said(section, 'peak_bytes', decimal)} {ended}"
+
+
+def times(ax, section: dict, gpu: Gpu, mine: Iterable[dict] = ()) -> str:
+    """Seconds of a call over N, as measured, beside the roofline's least time."""
+
+    def predict(flow, n):
+        size = dict(heads=section["heads"], flow=FLOWS_RECORDED[flow][2])
+        return model.time(cost.attention(n, section["d"], **size), gpu)
+
+    ended = _measured(ax, section, mine, "seconds", predict)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: seconds(y)))
+    ax.set_title("Time of one call", loc="left")
+    ax.legend(loc="upper left", fontsize=11)
+    return f"Time over N, {section['heads']} heads, measured. {_said(section, 'seconds', seconds)} {ended}"
+
+
+def _measured(ax, section, mine, key, predict, crosses=False):
+    """One curve a flow, its prediction dotted, a cross where memory ran out."""
+    ns = sorted({p["n"] for p in section["points"]})
+    full = []
+    for flow, (style, name, _) in FLOWS_RECORDED.items():
+        points = [p for p in section["points"] if p["flow"] == flow]
+        good = [p for p in points if key in p]
+        ax.plot([p["n"] for p in good], [p[key] for p in good], label=name, **style.line)
+        own = [p for p in mine if p["flow"] == flow and key in p]
+        ax.plot([p["n"] for p in own], [p[key] for p in own], ls="none", marker=MEASURED.marker,
+                ms=12, mfc=style.colour, mec=MEASURED.colour, mew=2,
+                label=f"here: {name}" if own else None)  # fmt: skip
+        lost = [p["n"] for p in points if p.get("out_of_memory")]
+        if flow != "cudnn":  # predicted like "flash"
+            ax.plot(ns, [predict(flow, n) for n in ns], color=style.colour, lw=1.5, ls=(0, (1, 1)),
+                    zorder=1)  # fmt: skip
+        if lost and crosses:
+            ax.plot(lost, [predict(flow, n) for n in lost], "x", color=ACCENT, ms=13, mew=3,
+                    label="out of memory")  # fmt: skip
+        elif lost:
+            ax.annotate("out of memory\nfrom here on", (good[-1]["n"], good[-1][key]), (0, 16), ha="center",
+                        textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
+            full.append(f"{flow} ran out of memory at N = {' and '.join(f'{n:,}' for n in lost)}.")
+    ax.plot([], [], color=SOFT, lw=1.5, ls=(0, (1, 1)), label="predicted")
+    _lengths(ax, ns)
+    ax.grid(True)
+    return " ".join(full)
+
+
+def _said(section, key, words):
+    parts = []
+    for flow in FLOWS_RECORDED:
+        good = [p for p in section["points"] if p["flow"] == flow and key in p]
+        first, last = good[0], good[-1]
+        parts.append(
+            f"{flow}: {words(first[key])} at N = {first['n']:,} to {words(last[key])} at {last['n']:,}."
+        )
+    return " ".join(parts)
+
+
+def dram(axes, section: dict, *, caches: str = "kept") -> str:
+    """DRAM bytes of each naive kernel, counted on paper and by the hardware, a panel each case."""
+    said = []
+    for ax, case in zip(np.ravel(axes), cases(section, "naive", caches), strict=True):
+        counts = steps(case["n"], section["d"], heads=case["heads"])
+        pairs = list(zip(counts.values(), case["kernels"], strict=True))
+        scale = max(one.bytes for one in counts.values())
+        for x, (one, kernel) in enumerate(pairs):
+            for shift, parts, style in (
+                (-0.21, (one.read, one.written), NAIVE),
+                (0.21, (kernel["read"], kernel["written"]), MEASURED),
+            ):
+                ax.bar(x + shift, parts[0], 0.38, fc=style.colour, ec=PAPER)
+                ax.bar(x + shift, parts[1], 0.38, bottom=parts[0], fc=style.colour, ec=PAPER,
+                       hatch="///", alpha=0.55)  # fmt: skip
+        total = {"count": sum(a.bytes for a, _ in pairs), "counter": moved(case)}
+        ax.set_title(f"{_heads(case)}, N = {case['n']:,}\n{decimal(total['counter'])} of "
+                     f"{decimal(total['count'])}", fontsize=13)  # fmt: skip
+        ax.set_xticks(range(3), ["S = QKᵀ", "softmax", "O = PV"])
+        ax.set_ylim(0, 1.12 * scale)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y) if y else "0"))
+        said.append(f"{_heads(case)}, N = {case['n']:,}: {decimal(total['counter'])} by the counter, "
+                    f"{decimal(total['count'])} by the count")  # fmt: skip
+    first = np.ravel(axes)[0]
+    for style, name in ((NAIVE, "count"), (MEASURED, "counter")):
+        first.bar(0, 0, fc=style.colour, label=f"{name}: read")
+        first.bar(
+            0, 0, fc=style.colour, hatch="///", ec=PAPER, alpha=0.55, label=f"{name}: written"
+        )
+    first.figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                        frameon=False)  # fmt: skip
+    return f"Bytes between DRAM and the chip, a kernel, caches {caches}. {'. '.join(said)}."
+
+
+def cases(section: dict, flow: str, caches: str = "kept") -> list[dict]:
+    """The recorded counter runs of a flow, from the smallest S to the largest."""
+    some = [run for run in section["dram"] if (run["flow"], run["caches"]) == (flow, caches)]
+    return sorted(some, key=lambda run: run["heads"] * run["n"] ** 2)
+
+
+def moved(case: dict) -> int:
+    """Bytes that all kernels of a counter run read from DRAM and wrote to it."""
+    return sum(kernel["read"] + kernel["written"] for kernel in case["kernels"])
+
+
+def _heads(case):
+    return f"{case['heads']} head" + "s" * (case["heads"] > 1)
+
+
+def amounts(ax, rows: dict[str, tuple[int, str]]) -> str:
+    """Horizontal bars of bytes: {what: (bytes, flow)}, with a word on each."""
+    for y, (size, flow) in enumerate(rows.values()):
+        ax.barh(-y, size, 0.66, **FLOWS[flow].bar)
+        ax.text(size, -y, f"  {decimal(size)}", va="center", weight="bold")
+    ax.set_yticks([-y for y in range(len(rows))], rows)
+    ax.tick_params(axis="y", length=0)
+    ax.set(xlim=(0, 1.14 * max(size for size, _ in rows.values())), xticks=[])
+    ax.spines[["bottom"]].set_visible(False)
+    return f"{', '.join(f'{what}: {decimal(size)}' for what, (size, _) in rows.items())}."

@@ -1,0 +1,214 @@
+"""Attention's bytes: the three kernels on a time line, memory full or not, the place on the roofline."""
+
+from __future__ import annotations
+
+import ipywidgets as widgets
+from matplotlib.patches import Rectangle
+
+from course import cost
+from course import roofline as model
+from course.draw import roofline as picture
+from course.draw.attention import held, steps, work_time
+from course.draw.theme import ACCENT, FLOWS, INK, LEVELS, PAPER
+from course.explore.explorer import Explorer
+from course.hardware import DTYPES, GPUS
+from course.units import decimal, seconds
+
+FLOW = {"naive": FLOWS["naive"], "flash": FLOWS["flash"]}
+TYPES = ("fp32", "fp16", "bf16", "fp8")
+HBM = LEVELS["hbm"].colour
+
+
+def compute(gpu, dtype, n, d, heads, batch):
+    """Kernels with bytes and times, bytes held, intensity and bound, "naive" and "flash".
+
+    Where the chip has no arithmetic in `dtype`, times are those of the bytes alone.
+    """
+    chip, size = GPUS[gpu], dict(heads=heads, batch=batch, itemsize=DTYPES[dtype])
+    can = dtype in chip.peak
+    flows = {}
+    for flow in FLOW:
+        total = cost.attention(n, d, flow=flow, **size)
+        kernels = steps(n, d, **size) if flow == "naive" else {"fused": total}
+        moving = [model.memory_time(one, chip) for one in kernels.values()]
+        working = [work_time(*item, chip, dtype) if can else 0.0 for item in kernels.items()]
+        flows[flow] = {
+            "kernels": list(kernels),
+            "bytes": [one.bytes for one in kernels.values()],
+            "moving": moving,
+            "working": working,
+            "times": list(map(max, moving, working)),
+            "total": total.bytes,
+            "intensity": total.intensity,
+            "held": held(n, d, flow=flow, **size),
+        }
+        if can:
+            flows[flow]["rate"] = model.attainable(total.intensity, chip, dtype)
+            flows[flow]["bound"] = model.bound(total, chip, dtype)
+    return {"gpu": chip, "dtype": dtype, "n": n, "d": d, "heads": heads, "batch": batch,
+            "can": can, "flows": flows}  # fmt: skip
+
+
+def full(data, flow):
+    """Whether the matrices of a flow are more than the chip's memory; None where it is unknown."""
+    room = data["gpu"].hbm_bytes
+    return room and data["flows"][flow]["held"] > room
+
+
+def draw(fig, data):
+    """Left: the time line above the memory. Right: the two points on the roofline."""
+    line = fig.add_axes((0.012, 0.47, 0.62, 0.45), xlim=(-0.005, 1.005), ylim=(-0.05, 2.1))
+    line.axis("off")
+    head = line.set_title("", loc="left", fontsize=14)
+    rows = {
+        "naive": [_kernel(line, 1.05, FLOW["naive"]) for _ in range(3)],
+        "flash": [_kernel(line, 0.0, FLOW["flash"])],
+    }
+    fused = line.text(0, 0.45, "", va="center", fontsize=12, linespacing=1.3)
+
+    room = fig.add_axes((0.075, 0.13, 0.557, 0.225), xlim=(1e6, 3e15), ylim=(-0.6, 1.6))
+    room.set_xscale("log")
+    room.minorticks_off()
+    room.set_xticks([1e6, 1e9, 1e12, 1e15], ["1 MB", "1 GB", "1 TB", "1 PB"])
+    room.set_yticks([1, 0], ["naive", "fused"])
+    room.tick_params(axis="y", length=0)
+    room_head = room.set_title("", loc="left", fontsize=14)
+    bars = {
+        flow: room.barh(y, 1, 0.72, **FLOW[flow].bar)[0]
+        for flow, y in zip(FLOW, (1, 0), strict=True)
+    }
+    ends = {
+        flow: room.text(1, y, "", va="center", fontsize=12)
+        for flow, y in zip(FLOW, (1, 0), strict=True)
+    }
+    (limit,) = room.plot([1, 1], [-0.6, 1.6], color=HBM, lw=2.5)
+
+    ax = fig.add_axes((0.735, 0.13, 0.255, 0.79))
+    picture.axes(ax, (1, 3e5), (1e11, 2e16))
+    ax.set(xlabel="FLOP per byte", ylabel="")
+    ax.set_xticks([1, 100, 10_000], ["1", "100", "10,000"])
+    roof_head = ax.set_title("", loc="left", fontsize=14)
+    roof = picture.Roof(ax)
+    dots = {flow: ax.plot([], [], style.marker, color=style.colour, ms=12, mec=PAPER, zorder=5)[0]
+            for flow, style in FLOW.items()}  # fmt: skip
+    labels = {flow: ax.text(1, 1, "", fontsize=12, weight="bold", color=style.colour, zorder=5,
+                            ha="center", va="top") for flow, style in FLOW.items()}  # fmt: skip
+    missing = ax.text(
+        0.5, 0.5, "", transform=ax.transAxes, ha="center", color=ACCENT, weight="bold"
+    )
+
+    def move(data):
+        flows, chip = data["flows"], data["gpu"]
+        whole = sum(flows["naive"]["times"])
+        head.set_text(f"Time: {seconds(whole)} and {seconds(sum(flows['flash']['times']))}"
+                      + ("" if data["can"] else ", bytes alone"))  # fmt: skip
+        changed = []
+        for flow, boxes in rows.items():
+            left, one = 0.0, flows[flow]
+            for i, box in enumerate(boxes):
+                width = one["times"][i] / whole
+                text = (
+                    f"{one['kernels'][i]}\n{decimal(one['bytes'][i])}\n{seconds(one['times'][i])}"
+                )
+                _place(box, left, width, one["working"][i] / whole, text if flow == "naive" else "")
+                left += width
+                changed += box
+        fused.set_text(f"fused, one kernel\n{decimal(flows['flash']['total'])}\n"
+                       f"{seconds(sum(flows['flash']['times']))}")  # fmt: skip
+        inside = left > 0.7
+        fused.set(x=left / 2 if inside else left + 0.015, ha="center" if inside else "left")
+
+        for flow, bar in bars.items():
+            size, over = flows[flow]["held"], full(data, flow)
+            bar.set_width(size - 1)
+            bar.set_alpha(0.35 if over else 1)
+            word = {None: "", False: "", True: ": does not fit"}[over]
+            ends[flow].set_text(f" {decimal(size)}{word} ")
+            ends[flow].set(x=size, ha="left" if size < 1e10 or flow == "flash" else "right",
+                           color=ACCENT if over else INK, weight="bold" if over else "normal",
+                           bbox=dict(fc=PAPER, ec="none", pad=0.5, alpha=0.85))  # fmt: skip
+        limit.set_visible(bool(chip.hbm_bytes))
+        limit.set_xdata([chip.hbm_bytes or 1] * 2)
+        has = f"the line is its {decimal(chip.hbm_bytes)}" if chip.hbm_bytes else "size not given"
+        room_head.set_text(f"Held in the memory of the {chip.name} ({has})")
+
+        roof_head.set_text(f"{chip.name}, {data['dtype']}")
+        missing.set_text("" if data["can"] else f"no {data['dtype']}\narithmetic here")
+        for artist in (*roof.artists, *dots.values(), *labels.values()):
+            artist.set_visible(data["can"])
+        if data["can"]:
+            for flow, dot in dots.items():
+                x, y = flows[flow]["intensity"], flows[flow]["rate"]
+                dot.set_data([x], [y])
+                labels[flow].set_text(f"{FLOW[flow].label}\n{picture.number(x)}")
+                labels[flow].set_position(
+                    picture.shift(ax, x, y, 0, -26 if flow == "flash" else -9)
+                )
+            roof.move(chip, data["dtype"], points=[flows[flow]["intensity"] for flow in FLOW])
+        return [head, *changed, fused, *bars.values(), limit, *ends.values(), room_head, roof_head,
+                *roof.artists, *dots.values(), *labels.values(), missing]  # fmt: skip
+
+    return move
+
+
+def _kernel(ax, low, style):
+    """A kernel of the time line: its box, its arithmetic in black, its words."""
+    box = ax.add_patch(Rectangle((0, low), 0, 0.92, fc=PAPER, ec=style.colour, lw=2.5))
+    work = ax.add_patch(Rectangle((0, low), 0, 0.13, fc=INK, lw=0))
+    text = ax.text(0, low + 0.53, "", ha="center", va="center", fontsize=12, linespacing=1.25)
+    return box, work, text
+
+
+def _place(kernel, left, width, work, words):
+    box, bar, text = kernel
+    box.set_x(left)
+    box.set_width(width)
+    bar.set_x(left)
+    bar.set_width(min(work, width))
+    text.set_x(left + width / 2)
+    text.set_text(words)
+
+
+def describe(data):
+    """Traffic and time by kernel, memory, and the bounds, in words."""
+    naive, flash = data["flows"]["naive"], data["flows"]["flash"]
+    parts = ", ".join(f"{name} {decimal(size)}"
+                      for name, size in zip(naive["kernels"], naive["bytes"], strict=True))  # fmt: skip
+    times = [seconds(sum(flow["times"])) for flow in (naive, flash)]
+    text = (
+        f"N = {data['n']:,}, d = {data['d']}, heads: {data['heads']}, batch: {data['batch']}, "
+        f"{data['dtype']}. Naive: {parts}; {decimal(naive['total'])} in {times[0]}. Fused: "
+        f"{decimal(flash['total'])} in {times[1]}"
+    )
+    if data["can"]:
+        text += (
+            f". Intensity {picture.number(naive['intensity'])}, {naive['bound']}-bound, and "
+            f"{picture.number(flash['intensity'])}, {flash['bound']}-bound. "
+        )
+    else:
+        text += f", bytes alone: {data['gpu'].name} has no {data['dtype']} arithmetic. "
+    text += f"Naive holds {decimal(naive['held'])}, fused {decimal(flash['held'])}"
+    if not data["gpu"].hbm_bytes:
+        return text + "."
+    states = {(False, False): "both fit", (True, False): "naive does not fit",
+              (True, True): "neither fits"}  # fmt: skip
+    return f"{text}; {states[full(data, 'naive'), full(data, 'flash')]} in {decimal(data['gpu'].hbm_bytes)}."
+
+
+def attention_bytes(**initial):
+    """The explorer, at other first values if given: `attention_bytes(gpu="H200", n=8192, heads=8)`."""
+    slider, menu = widgets.SelectionSlider, widgets.Dropdown
+
+    def powers(low, high):
+        return [(f"{2**p:,}", 2**p) for p in range(low, high + 1)]
+
+    controls = {
+        "gpu": menu(options=list(GPUS), value="H100 SXM", description="GPU"),
+        "dtype": menu(options=TYPES, value="fp16", description="data type"),
+        "n": slider(options=powers(9, 17), value=4096, description="length N"),
+        "d": slider(options=powers(4, 8), value=128, description="width d"),
+        "heads": slider(options=powers(0, 7), value=1, description="heads"),
+        "batch": slider(options=powers(0, 6), value=1, description="batch"),
+    }
+    title = "Attention's bytes: time line, memory, roofline"
+    return Explorer(compute, draw, describe, controls, title, initial=initial, size=(11, 5))
