@@ -387,7 +387,7 @@ def _words(gpu, points, dtype):
         words += f" {point.name}: {number(point.intensity)} FLOP per byte, "
         roof = model.attainable(point.intensity, gpu, dtype)
         if point.rate:
-            words += f"measured {decimal(point.rate, 'FLOP/s')}, {100 * point.rate / roof:.2g}% of the roof."
+            words += f"measured {decimal(point.rate, 'FLOP/s')}, {100 * point.rate / roof:.3g}% of the roof."
         else:
             words += f"{_side(point.intensity, gpu, dtype)}-bound."
     return words

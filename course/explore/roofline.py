@@ -296,8 +296,9 @@ def describe(data):
     what = f"{data['operation']} ({_sizes(data)})"
     if not data["supported"]:
         return f"{_refusal(data)} Choose one of these to see {what}."
+    chip = data["name"] if data["name"] == HERE else f"the {data['name']}"
     text = (
-        f"On {data['name']} in {data['dtype']}, {what} does "
+        f"On {chip} in {data['dtype']}, {what} does "
         f"{picture.number(data['cost'].intensity)} FLOP per byte; the ridge is at "
         f"{picture.number(data['ridge'])}. Moving the bytes takes {seconds(data['memory_time'])}, "
         f"the arithmetic {seconds(data['compute_time'])}: {data['bound']}-bound."
