@@ -160,7 +160,8 @@ def choose(kernel, q):
 
 def meta(tile, d):
     """The compile-time arguments of a launch."""
-    return {**tile._asdict(), "block_d": tiles.padded(d)}
+    given = {name: value for name, value in tile._asdict().items() if value is not None}
+    return {**given, "block_d": tiles.padded(d)}
 
 
 def grid(rows, block, heads):

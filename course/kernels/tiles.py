@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    """The tile of one kernel: query rows, keys, warps of 32 threads, tiles in flight."""
+    """The tile of one kernel: query rows, keys, warps of 32 threads, tiles in flight.
+
+    maxnreg caps the registers of a thread, where that lets one more block share the SM.
+    """
 
     block_q: int
     block_kv: int
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None
 
 
 # {kernel: {(element bytes, block_d): Tile}} for each size of shared memory, in bytes.
