@@ -165,10 +165,10 @@ def _(axes):
 def programs(ax, n: int = 10, block: int = 4) -> str:
     """A vector of n elements shared out to programs of `block` elements; the last one is masked."""
     count = -(-n // block)
-    ax.set(xlim=(-1.75, count * (block + 0.5)), ylim=(-0.45, 2.55))
+    ax.set(xlim=(-2.2, count * (block + 0.5)), ylim=(-0.45, 2.55))
     ax.axis("off")
     for y, text in ((2.05, "program id"), (1.0, "offsets"), (0.05, "mask")):
-        ax.text(-1.7, y, text, va="center", fontsize=13, weight="bold")
+        ax.text(-2.15, y, text, va="center", fontsize=13, weight="bold")
     for program in range(count):
         left = program * (block + 0.5)
         ax.text(left + block / 2, 2.05, f"{program}", ha="center", va="center", fontsize=16,
