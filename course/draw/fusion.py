@@ -39,7 +39,7 @@ def trips(ax, ops: Sequence[Op], itemsize: int = 2) -> str:
     """Every trip between HBM and the chip: each operation a kernel on the left, all in one right."""
     k = len(ops)
     right, wide = k + 0.35, 2.1
-    ax.set(xlim=(-0.12, right + wide + 0.12), ylim=(-0.62, 2.75))
+    ax.set(xlim=(-0.12, right + wide + 0.12), ylim=(-0.62, 2.75), xticks=(), yticks=())
     ax.axis("off")
     hbm = LEVELS["hbm"]
     ax.add_patch(Rectangle((-0.1, 2.05), right + wide + 0.2, 0.55, facecolor=hbm.colour))
@@ -106,7 +106,7 @@ def _(ax):
 def two_kinds(axes) -> str:
     """Vertical fusion joins a chain; horizontal fusion joins siblings that read the same tensor."""
     for ax, title in zip(axes, ("Vertical: a chain", "Horizontal: siblings"), strict=True):
-        ax.set(xlim=(-0.1, 5.1), ylim=(-0.2, 3.2), title=title)
+        ax.set(xlim=(-0.1, 5.1), ylim=(-0.2, 3.2), xticks=(), yticks=(), title=title)
         ax.axis("off")
     chain, siblings = axes
     box = dict(facecolor="none", edgecolor=FLOWS["flash"].colour, lw=2.5, linestyle=(0, (4, 2)),
@@ -165,7 +165,7 @@ def _(axes):
 def programs(ax, n: int = 10, block: int = 4) -> str:
     """A vector of n elements shared out to programs of `block` elements; the last one is masked."""
     count = -(-n // block)
-    ax.set(xlim=(-2.2, count * (block + 0.5)), ylim=(-0.45, 2.55))
+    ax.set(xlim=(-2.2, count * (block + 0.5)), ylim=(-0.45, 2.55), xticks=(), yticks=())
     ax.axis("off")
     for y, text in ((2.05, "program id"), (1.0, "offsets"), (0.05, "mask")):
         ax.text(-2.15, y, text, va="center", fontsize=13, weight="bold")

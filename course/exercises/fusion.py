@@ -504,7 +504,7 @@ def _launch(kernel, *arrays):
     """(out, what lies behind out) of a kernel on NumPy arrays, as NumPy arrays."""
     import torch
 
-    device = "cpu" if kernels.interpreted else "cuda"
+    device = "cuda" if kernels.available and not kernels.interpreted else "cpu"
     rows, cols = arrays[0].shape
     block = triton.next_power_of_2(cols)
     room = np.full(block, GUARD, np.float32)
