@@ -1,0 +1,690 @@
+"""Exercises of notebook 06: tiles and masks, what an SM has room for, the kernel, a broken kernel."""
+
+import functools
+import math
+
+import numpy as np
+
+from course import kernels
+from course.exercises import Exercise, Question
+from course.kernels import tl, triton
+
+# --- questions on the way ---------------------------------------------------------------------
+
+programs = Question(
+    "How many programs?",
+    task="N = 4,096 queries, 16 heads, and a program for each Q tile of 128 rows. How many programs?",
+    answer=512,
+    factor=1.001,
+    wrong={
+        32: "That is one head. Every head has its own Q tiles.",
+        16: "One a head would leave most SMs idle. Each Q tile has a program of its own.",
+        65536: "One a query row. A program holds 128 rows at once.",
+        1024: "The K tiles make no programs: they are the loop inside.",
+    },
+    explanation="4,096 / 128 = 32 Q tiles a head, and 16 heads: 512 programs for 132 SMs.",
+)
+padded_key = Question(
+    "A key that does not exist",
+    task="N_kv = 5, tiles of 16 keys. Rows 5 to 15 of the K tile are loaded as zeros. Which score do "
+    "these eleven keys get, if nothing more is done?",
+    choices={
+        "a": "−∞, so they count for nothing",
+        "b": "0, as if they were real keys",
+        "c": "NaN",
+        "d": "none: masked rows take no part in tl.dot",
+    },
+    answer="b",
+    wrong={
+        "a": "−∞ would be right, but nobody wrote it. What is q · 0?",
+        "c": "q · 0 is a perfectly good number.",
+        "d": "tl.dot multiplies whole tiles. A mask belongs to a load or a store, not to a product.",
+    },
+    explanation="q · 0 = 0, and e^0 = 1 is no small weight. Where all real scores are below 0, the padded "
+    "keys even win. So their scores must be set to −∞.",
+)
+padded_d = Question(
+    "Columns that do not exist",
+    difficulty=2,
+    task="d = 40 is padded to 64 columns, with zeros in q, k and v. What must be done about the 24 extra "
+    "columns?",
+    choices={
+        "a": "their scores must be set to −∞",
+        "b": "the scale must be 1/√64",
+        "c": "nothing in the arithmetic: only o must not be stored there",
+        "d": "they must be left out of tl.dot",
+    },
+    answer="c",
+    wrong={
+        "a": "Scores belong to keys, not to columns. What does a column of zeros add to a dot product?",
+        "b": "The scale belongs to the true d. The padding changes no score.",
+        "d": "It would be right and impossible: tl.dot takes whole tiles. What do the zeros add?",
+    },
+    explanation="Zeros add nothing to q · k. The extra columns of o come out as zeros, and the store masks "
+    "them. The scale stays 1/√40.",
+)
+masked_tiles = Question(
+    "How many tiles need the mask?",
+    difficulty=2,
+    minutes=3,
+    task="Causal, N = N_kv = 1,024, tiles of 64 × 64: 256 score tiles. How many must be computed *with* a "
+    "mask?",
+    answer=16,
+    factor=1.001,
+    wrong={
+        120: "120 are skipped, and as many are computed without a mask. Which ones are left?",
+        136: "That is all tiles that are computed. Most of them lie wholly below the diagonal.",
+        256: "Only a tile that the diagonal crosses has both visible and hidden scores.",
+        32: "With square tiles the diagonal crosses one tile in each row of tiles.",
+    },
+    explanation="The diagonal crosses one tile in each of the 16 rows of tiles. 120 lie below it and need no "
+    "mask, and 120 above it are never touched.",
+)
+base = Question(
+    "Back to the natural logarithm",
+    difficulty=2,
+    minutes=3,
+    task="A kernel that works with exp2 ends a row with m = 8, in base 2, and ℓ = 4. What is the natural "
+    "lse?",
+    answer=10 * math.log(2),
+    factor=1.001,
+    wrong={
+        10: "That is lse in base 2: m + log₂ ℓ. A factor is missing.",
+        8 + math.log(4): "m is in base 2 and must be turned too, not only the logarithm of ℓ.",
+        8 * math.log(2) + 2: "Both terms must be turned: log₂ 4 = 2 is in base 2 as well.",
+        10 / math.log(2): "Upside down: log₂ x = ln x / ln 2.",
+    },
+    explanation="2^8 · 4 = 2^10 is the sum. Its natural logarithm is 10 · ln 2 = 6.93.",
+)
+fp16_scores = Question(
+    "Scores in FP16?",
+    difficulty=2,
+    minutes=3,
+    task="d = 64, and all numbers in q and k are 40, in FP16 (largest number: 65,504). What happens if QKᵀ "
+    "is rounded to FP16 before it is scaled by 1/√64?",
+    choices={
+        "a": "nothing: the scaled score, 12,800, fits",
+        "b": "the scores become ∞, and the output NaN",
+        "c": "the last digits are lost",
+        "d": "the output is 0",
+    },
+    answer="b",
+    wrong={
+        "a": "The scaled score fits. But what is rounded first is 64 · 40 · 40.",
+        "c": "First look whether the number fits at all: 64 · 40 · 40.",
+        "d": "∞ − ∞ comes before any exp. What is it?",
+    },
+    explanation="64 · 40 · 40 = 102,400 is above 65,504: ∞. Then ∞ − ∞ is NaN. tl.dot sums in FP32 and "
+    "leaves the tile in FP32, so nothing is lost.",
+)
+shared = Question(
+    "Shared memory, before the compiler says it",
+    difficulty=2,
+    minutes=3,
+    task="Q tile 128 × 128, K and V tiles 64 × 128, FP16. With two stages, one K and V pair is on its way "
+    "while the other is used. How many KiB of shared memory?",
+    answer=96,
+    unit="KiB",
+    factor=1.001,
+    wrong={
+        64: "That is one stage: Q, one K and one V.",
+        128: "Q is loaded once and stays. Only K and V have two slots.",
+        80: "Both K and V have two slots: 32 + 2 · (16 + 16).",
+        192: "Twice as large: FP16 takes 2 bytes a number.",
+    },
+    explanation="Q 32 KiB, K and V 16 KiB each, in two slots: 32 + 2 · 32 = 96 KiB.",
+)
+blocks = Question(
+    "How many blocks fit on an SM?",
+    difficulty=2,
+    minutes=3,
+    task="A block has 4 warps and 255 registers a thread. An SM has 65,536 registers. How many blocks fit, "
+    "as far as registers go?",
+    answer=2,
+    factor=1.001,
+    wrong={
+        64: "That is warps of one register... 4 warps are 128 threads, each with 255 registers.",
+        8: "That is warps: 65,536 / (255 · 32) = 8. A block has four.",
+        257: "That is threads: 65,536 / 255. A block has 128 of them.",
+        1: "255 · 128 = 32,640. That fits more than once into 65,536.",
+    },
+    explanation="4 · 32 = 128 threads, with 256 registers each (they are handed out in eights): 32,768. "
+    "65,536 / 32,768 = 2.",
+)
+spill = Question(
+    "What is a spill?",
+    difficulty=1,
+    task="The compiler reports spilled bytes. What is that?",
+    choices={
+        "a": "numbers that overflowed",
+        "b": "values that found no register: they are written to memory and read back",
+        "c": "shared memory that was asked for and not used",
+        "d": "bytes of the output that fell outside the tensor",
+    },
+    answer="b",
+    wrong={
+        "a": "An overflow is a matter of numbers. This is a matter of room.",
+        "c": "Room that is not used harms nobody. What if there is too little of it?",
+        "d": "A mask takes care of those.",
+    },
+    explanation="A thread has at most 255 registers. What does not fit goes to local memory, which lives in "
+    "HBM and is cached. Each use costs a trip, so a tile that spills is usually slow.",
+)
+narrow = Question(
+    "Why is d = 64 slower?",
+    difficulty=3,
+    minutes=3,
+    task="At d = 64 every kernel reaches fewer FLOP/s than at d = 128. Why?",
+    choices={
+        "a": "it moves more bytes for each FLOP, so it waits for HBM",
+        "b": "each score costs the same softmax work, and half the matmul work",
+        "c": "tensor cores cannot multiply matrices with 64 columns",
+        "d": "the tiles do not fit into shared memory",
+    },
+    answer="b",
+    wrong={
+        "a": "Bytes and FLOPs both halve with d, so the intensity stays. What does not halve?",
+        "c": "They can: a product of 64 columns is four steps of 16.",
+        "d": "They take half the room at d = 64.",
+    },
+    explanation="A score takes 4d FLOP of matmul, and one exp2 and some FP32 instructions whatever d is. At "
+    "d = 64 the softmax has twice the share of the time.",
+)
+peak_memory = Question(
+    "Twice the length, the same tokens",
+    difficulty=2,
+    task="B · N = 16,384 tokens stay. N doubles, so B halves. What happens to the memory of S in the naive "
+    "flow, and to what the fused kernel keeps?",
+    choices={
+        "a": "both stay",
+        "b": "S doubles; the fused kernel's stays",
+        "c": "S grows fourfold; the fused kernel's doubles",
+        "d": "both double",
+    },
+    answer="b",
+    wrong={
+        "a": "S has B · H · N² numbers. Write it as (B · N) · H · N.",
+        "c": "N² grows fourfold, and B halves.",
+        "d": "The fused kernel keeps O and one or two numbers a row: count the rows, B · H · N.",
+    },
+    explanation="S has B · H · N² = (B · N) · H · N numbers: with the tokens fixed it grows as N. O, m and ℓ "
+    "have a number of rows that does not change.",
+)
+
+# --- a tile -----------------------------------------------------------------------------------
+
+
+def load_tile(memory, first, n, d, stride, block, block_d):
+    """A (block, block_d) tile of a matrix (n, d) whose rows lie `stride` numbers apart."""
+    row, column = first + np.arange(block), np.arange(block_d)
+    inside = (row[:, None] < n) & (column[None, :] < d)
+    address = row[:, None] * stride + column[None, :]
+    return np.where(inside, memory[np.where(inside, address, 0)], 0.0)
+
+
+def _matrices(rng):
+    """Strides that are d and that are more; tiles inside, at the edge, and past it."""
+    for n, d, stride, first, block, block_d in (
+        (32, 16, 16, 16, 16, 16),
+        (20, 16, 16, 16, 16, 16),
+        (32, 10, 10, 0, 16, 16),
+        (21, 10, 37, 16, 8, 16),
+        (9, 5, 8, 8, 4, 8),
+    ):
+        room = (first + block) * stride + block_d  # what lies behind the matrix is not ours
+        yield rng.standard_normal(room) + 3, first, n, d, stride, block, block_d
+
+
+def _tile(rows="<", mask="both", step="stride", start=True, fill=0.0):
+    """`load_tile` with one thing changed."""
+
+    def attempt(memory, first, n, d, stride, block, block_d):
+        row, column = np.arange(block) + (first if start else 0), np.arange(block_d)
+        last = n if rows == "<" else n + 1
+        inside = (row[:, None] < last) & (column[None, :] < d)
+        if mask == "rows":
+            inside = (row[:, None] < last) & (column[None, :] < block_d)
+        if mask == "columns":
+            inside = (row[:, None] < len(memory)) & (column[None, :] < d)
+        address = row[:, None] * {"stride": stride, "d": d, "block_d": block_d}[step] + column
+        inside &= address < len(memory)
+        return np.where(inside, memory[np.where(inside, address, 0)], fill)
+
+    return attempt
+
+
+tile = Exercise(
+    "Load a tile",
+    difficulty=2,
+    minutes=8,
+    task="Write load_tile(memory, first, n, d, stride, block, block_d) in NumPy. memory is one long row of "
+    "numbers; in it lies a matrix of n rows and d columns, and its rows start `stride` numbers apart. Return "
+    "the tile (block, block_d) that starts at row `first`, with 0 where row or column does not exist.",
+    answer=load_tile,
+    cases=_matrices,
+    hints=(
+        "row = first + np.arange(block) and column = np.arange(block_d), then [:, None] and [None, :].",
+        "The address of an element is row · stride + column.",
+        "Both must exist: row < n and column < d. An address that does not exist must not be read.",
+    ),
+    wrong=[
+        (
+            _tile(step="d"),
+            "Rows start `stride` numbers apart, not d: the matrix may be a part of a wider one.",
+        ),
+        (
+            _tile(step="block_d"),
+            "The tile is block_d wide on the chip. In memory rows lie `stride` apart.",
+        ),
+        (
+            _tile(mask="rows"),
+            "Columns past d belong to the next row, or to somebody else: mask them too.",
+        ),
+        (_tile(mask="columns"), "Rows past n are not ours: mask them too."),
+        (_tile(rows="<="), "Row n does not exist: the last one is n − 1."),
+        (_tile(start=False), "The tile starts at row `first`, not at row 0."),
+        (
+            _tile(fill=-np.inf),
+            "The fill is 0 here: it goes into a product, and −∞ · 0 is NaN. Scores get their −∞ later.",
+        ),
+    ],
+)
+
+# --- causal -----------------------------------------------------------------------------------
+
+
+def visible(first, n, n_kv, block_q, block_kv):
+    """(full, end) of the Q tile at row `first`: whole tiles that all rows see, keys that any sees."""
+    diagonal = first + n_kv - n  # the last key that the first row sees
+    full = min(max(diagonal + 1, 0), n_kv)
+    end = min(max(diagonal + block_q, 0), n_kv)
+    return full // block_kv * block_kv, end
+
+
+def _q_tiles(rng):
+    for n, n_kv, block_q, block_kv in (
+        (64, 64, 16, 16),
+        (64, 64, 32, 16),
+        (100, 100, 32, 16),
+        (33, 90, 16, 32),
+        (90, 33, 16, 8),
+    ):
+        for first in range(0, n, block_q):
+            yield first, n, n_kv, block_q, block_kv
+
+
+def _visible(shift=True, one=1, floor=True, low=0, high=True, rows=True):
+    """`visible` with one thing changed."""
+
+    def attempt(first, n, n_kv, block_q, block_kv):
+        diagonal = first + (n_kv - n if shift else 0)
+        most = n_kv if high else 10**9
+        full = min(max(diagonal + one, low), most)
+        end = min(max(diagonal + (block_q if rows else block_q - 1), low), most)
+        return (full // block_kv * block_kv if floor else full), end
+
+    return attempt
+
+
+visible_keys = Exercise(
+    "Which keys does a causal tile visit?",
+    difficulty=3,
+    minutes=12,
+    task="Query i sees key j when j ≤ i + N_kv − N. Write visible(first, n, n_kv, block_q, block_kv) for the "
+    "Q tile of rows first … first + block_q − 1. It returns two whole numbers: full, the keys that every row "
+    "sees, rounded down to a multiple of block_kv; and end, the number of keys that at least the last row "
+    "sees. Neither is below 0 nor, before rounding, above n_kv.",
+    answer=visible,
+    cases=_q_tiles,
+    hints=(
+        "The first row of the tile sees the fewest keys. Which one is its last?",
+        "Query `first` sees keys 0 … first + n_kv − n. How many are these?",
+        "The last row is first + block_q − 1. Clamp both numbers: 0 ≤ … ≤ n_kv.",
+    ),
+    wrong=[
+        (
+            _visible(shift=False),
+            "This aligns top-left. With N_kv ≠ N the diagonal is shifted by N_kv − N.",
+        ),
+        (_visible(one=0), "Keys 0 … j are j + 1 keys: full is one short."),
+        (_visible(rows=False), "Keys 0 … j are j + 1 keys: end is one short."),
+        (
+            _visible(floor=False),
+            "full must be a multiple of block_kv: a part of a tile needs the mask.",
+        ),
+        (
+            _visible(low=-(10**9)),
+            "With more queries than keys the first rows see nothing: 0, not a negative number.",
+        ),
+        (_visible(high=False), "There are no keys past n_kv: clamp."),
+        (
+            lambda *a: visible(*a)[::-1],
+            "The two are swapped: full comes first, and is never more than end.",
+        ),
+    ],
+)
+
+# --- an SM ------------------------------------------------------------------------------------
+
+
+def blocks_an_sm(registers, warps, shared_bytes):
+    """Blocks that one SM of an H100 or H200 holds at once."""
+    a_thread = -(-registers // 8) * 8
+    by_registers = 65_536 // (a_thread * 32 * warps)
+    by_shared = 233_472 // (shared_bytes + 1024)
+    return min(by_registers, by_shared, 64 // warps, 32)
+
+
+def _blocks(rng):
+    for registers, warps, kib in (
+        (255, 4, 96),
+        (128, 4, 32),
+        (102, 4, 4),  # 104 a thread: without the rounding one block more
+        (40, 1, 2),
+        (64, 8, 48),
+        (24, 4, 4),
+        (255, 8, 160),
+        (80, 4, 56.5),  # without the system's KiB one block more
+    ):
+        yield registers, warps, int(kib * 1024)
+
+
+sm = Exercise(
+    "How many blocks fit on an SM?",
+    difficulty=2,
+    minutes=10,
+    task="An SM of an H200 has 65,536 registers, 233,472 bytes of shared memory, and room for 64 warps and 32 "
+    "blocks. A warp has 32 threads. Registers are handed out in eights: a thread that needs 41 gets 48. Each "
+    "block takes 1,024 bytes of shared memory more than it asks for. Write blocks_an_sm(registers, warps, "
+    "shared_bytes): how many blocks fit at once, for a block with so many registers a thread, so many warps "
+    "and so many bytes of shared memory.",
+    answer=blocks_an_sm,
+    cases=_blocks,
+    hints=(
+        "Each of the four supplies gives a number of blocks. The smallest one counts.",
+        "A block takes registers · 32 · warps registers, with registers rounded up to a multiple of 8.",
+        "-(-x // 8) * 8 rounds up to a multiple of 8.",
+    ),
+    wrong=[
+        (
+            lambda r, w, s: min(65_536 // (-(-r // 8) * 8 * 32 * w), 64 // w, 32),
+            "Shared memory is a supply too.",
+        ),
+        (lambda r, w, s: min(233_472 // (s + 1024), 64 // w, 32), "Registers are a supply too."),
+        (
+            lambda r, w, s: min(65_536 // (r * 32 * w), 233_472 // (s + 1024), 64 // w, 32),
+            "Registers are handed out in eights: round up first.",
+        ),
+        (
+            lambda r, w, s: min(65_536 // (-(-r // 8) * 8 * w), 233_472 // (s + 1024), 64 // w, 32),
+            "A warp has 32 threads, and each of them has its registers.",
+        ),
+        (
+            lambda r, w, s: min(65_536 // (-(-r // 8) * 256 * w), 233_472 // s, 64 // w, 32),
+            "Each block takes 1,024 bytes more than it asks for.",
+        ),
+        (
+            lambda r, w, s: min(65_536 // (-(-r // 8) * 256 * w), 233_472 // (s + 1024), 32),
+            "There is room for 64 warps: 64 / warps blocks.",
+        ),
+        (
+            lambda r, w, s: min(65_536 // (-(-r // 8) * 256 * w), 233_472 // (s + 1024), 64 // w),
+            "However small they are, 32 blocks are the most.",
+        ),
+    ],
+)
+
+# --- the kernel -------------------------------------------------------------------------------
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, scale, n, n_kv, d,
+    block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+):  # fmt: skip
+    """One Q tile of one head: o and its natural lse. Rows of d numbers, heads one after the other."""
+    tiles = tl.cdiv(n, block_q)
+    first, head = tl.program_id(0) % tiles * block_q, tl.program_id(0) // tiles
+    row, key, column = first + tl.arange(0, block_q), tl.arange(0, block_kv), tl.arange(0, block_d)
+    inside = (row[:, None] < n) & (column[None, :] < d)
+    here = head * n * d + row[:, None] * d + column[None, :]
+    q = tl.load(q_ptr + here, mask=inside, other=0)
+    m = tl.full([block_q], float("-inf"), tl.float32)
+    l = tl.zeros([block_q], tl.float32)
+    o = tl.zeros([block_q, block_d], tl.float32)
+    for start in range(0, n_kv, block_kv):
+        exist = (start + key[:, None] < n_kv) & (column[None, :] < d)
+        there = head * n_kv * d + (start + key[:, None]) * d + column[None, :]
+        k = tl.load(k_ptr + there, mask=exist, other=0)
+        v = tl.load(v_ptr + there, mask=exist, other=0)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale
+        s = tl.where(start + key[None, :] < n_kv, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        alpha = tl.exp(m - m_new)
+        p = tl.exp(s - m_new[:, None])
+        l = l * alpha + tl.sum(p, 1)
+        o = o * alpha[:, None] + tl.dot(p, v, input_precision="ieee")
+        m = m_new
+    tl.store(o_ptr + here, o / l[:, None], mask=inside)
+    tl.store(lse_ptr + head * n + row, m + tl.log(l), mask=row < n)
+
+
+@triton.jit
+def _wrong_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, scale, n, n_kv, d,
+    block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+    keys: tl.constexpr = False, alpha_o: tl.constexpr = False, stride: tl.constexpr = False,
+    alpha_l: tl.constexpr = False, own: tl.constexpr = False, zero: tl.constexpr = False,
+    base: tl.constexpr = False, divide: tl.constexpr = False, store: tl.constexpr = False,
+    no_m: tl.constexpr = False, scaled: tl.constexpr = False,
+):  # fmt: skip
+    """`attention_kernel` without what is named."""
+    tiles = tl.cdiv(n, block_q)
+    first, head = tl.program_id(0) % tiles * block_q, tl.program_id(0) // tiles
+    row, key, column = first + tl.arange(0, block_q), tl.arange(0, block_kv), tl.arange(0, block_d)
+    inside = (row[:, None] < n) & (column[None, :] < d)
+    here = head * n * d + row[:, None] * d + column[None, :]
+    q = tl.load(q_ptr + here, mask=inside, other=0)
+    m = tl.full([block_q], float("-inf"), tl.float32)
+    if zero:
+        m = tl.zeros([block_q], tl.float32)
+    l = tl.zeros([block_q], tl.float32)
+    o = tl.zeros([block_q, block_d], tl.float32)
+    for start in range(0, n_kv, block_kv):
+        exist = (start + key[:, None] < n_kv) & (column[None, :] < d)
+        there = head * n_kv * d + (start + key[:, None]) * d + column[None, :]
+        if stride:
+            there = head * n * d + (start + key[:, None]) * d + column[None, :]
+        k = tl.load(k_ptr + there, mask=exist, other=0)
+        v = tl.load(v_ptr + there, mask=exist, other=0)
+        s = tl.dot(q, k.T, input_precision="ieee")
+        if not scaled:
+            s = s * scale
+        if not keys:
+            s = tl.where(start + key[None, :] < n_kv, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        if own:
+            m_new = tl.max(s, 1)
+        alpha = tl.exp(m - m_new)
+        p = tl.exp(s - m_new[:, None])
+        if alpha_l:
+            l = l + tl.sum(p, 1)
+        else:
+            l = l * alpha + tl.sum(p, 1)
+        if alpha_o:
+            o = o + tl.dot(p, v, input_precision="ieee")
+        else:
+            o = o * alpha[:, None] + tl.dot(p, v, input_precision="ieee")
+        m = m_new
+    if not divide:
+        o = o / l[:, None]
+    lse = m + tl.log(l)
+    if base:
+        lse = m + tl.log2(l)
+    if no_m:
+        lse = tl.log(l)
+    tl.store(lse_ptr + head * n + row, lse, mask=row < n)
+    if store:
+        inside = (row[:, None] < n + 1) & (column[None, :] < d)
+    tl.store(o_ptr + here, o, mask=inside)
+
+
+class _Wrong:
+    """`_wrong_kernel` without what is named, to be launched like a kernel."""
+
+    def __init__(self, *names):
+        self.names = dict.fromkeys(names, True)
+
+    def __getitem__(self, grid):
+        return functools.partial(_wrong_kernel[grid], **self.names)
+
+    def __call__(self):
+        raise TypeError("a kernel is launched with kernel[grid](...)")
+
+
+def _qkv(rng, heads, n, n_kv, d, size=1.0, rising=0.0, low=0.0):
+    """q, k, v in FP32. `rising` makes later keys score higher (below 0: lower), `low` all of them."""
+    q, k, v = (size * rng.standard_normal((heads, m, d)) for m in (n, n_kv, n_kv))
+    q[..., 0], k[..., 0] = 1.0, low + rising * np.arange(n_kv)
+    return tuple(a.astype(np.float32) for a in (q, k, v / size))
+
+
+def _inputs(rng):
+    """Friendly first; then what breaks a kernel that is nearly right."""
+    yield _qkv(rng, 1, 16, 32, 16, rising=-0.5)
+    yield _qkv(rng, 1, 16, 48, 16, rising=0.5)  # the maximum moves in every block
+    yield _qkv(rng, 1, 21, 37, 10)  # ragged in every direction
+    q, k, v = _qkv(rng, 1, 17, 20, 16)
+    yield -np.abs(q), np.abs(k), v  # all real scores below the 0 of a padded key
+    yield _qkv(rng, 1, 16, 40, 16, size=9.0, rising=-9.0)  # far apart, steeply down
+    yield _qkv(rng, 1, 16, 20, 16, low=-1000.0)  # all of them far below 0
+    yield _qkv(rng, 2, 18, 40, 16)
+
+
+GUARD = 4096.0  # what lies behind o and lse in memory: no program may write there
+ROOM = 64
+
+
+def _launch(kernel, q, k, v):
+    """(o, lse, what lies behind each) of a kernel on NumPy arrays, as NumPy arrays."""
+    import torch
+
+    device = "cpu" if kernels.interpreted else "cuda"
+    heads, n, d = q.shape
+
+    def memory(array):  # with room behind it, so that a read or a write past its end is seen
+        whole = np.concatenate([array.ravel(), np.full(ROOM, GUARD, np.float32)])
+        return torch.from_numpy(whole).to(device)
+
+    o, lse = memory(np.full(q.shape, -7, np.float32)), memory(np.full((heads, n), -7, np.float32))
+    block_d = max(16, triton.next_power_of_2(d))
+    grid = (triton.cdiv(n, 16) * heads,)
+    kernel[grid](
+        *map(memory, (q, k, v)), o, lse, d**-0.5, n, k.shape[1], d,
+        block_q=16, block_kv=16, block_d=block_d,
+    )  # fmt: skip
+    o, lse = o.cpu().numpy(), lse.cpu().numpy()
+    return o[:-ROOM].reshape(q.shape), lse[:-ROOM].reshape(heads, n), o[-ROOM:], lse[-ROOM:]
+
+
+def _exact(q, k, v):
+    from course import attention
+
+    guard = np.full(ROOM, GUARD)
+    return (*attention.naive(*(a.astype(np.float64) for a in (q, k, v))), guard, guard)
+
+
+flash = Exercise(
+    "The forward kernel, from a blank page",
+    difficulty=4,
+    minutes=30,
+    task="Write a Triton kernel attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, scale, n, n_kv, d, "
+    "block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr). q and o are (heads, n, d), k and v "
+    "(heads, n_kv, d), lse (heads, n), all FP32 and without gaps. There is a program for each Q tile of each "
+    "head, all along axis 0. scale is 1/√d. No causal mask. lse is the natural one.",
+    answer=attention_kernel,
+    cases=_inputs,
+    call=_launch,
+    reference=_exact,
+    rtol=1e-3,
+    hints=(
+        "tiles = tl.cdiv(n, block_q): the tile is program_id % tiles, the head program_id // tiles.",
+        "A head of q starts at head · n · d, a head of k and v at head · n_kv · d.",
+        "Three tiles on the chip: m full of −∞, l and o of zeros. Then the loop of notebook 05.",
+        "tl.dot(…, input_precision='ieee'), and tl.where(key < n_kv, s, −∞) before the maximum.",
+    ),
+    wrong=[
+        (_Wrong("keys"), "Keys past N_kv have score 0 and take part. Set their scores to −∞."),
+        (_Wrong("alpha_o"), "o is not corrected by α when the maximum moves."),
+        (_Wrong("alpha_l"), "ℓ is not corrected by α when the maximum moves."),
+        (
+            _Wrong("own"),
+            "m fell: it is the maximum of all blocks so far, not of this block alone.",
+        ),
+        (_Wrong("zero"), "m starts at 0. Start at −∞: all scores may lie far below."),
+        (_Wrong("base"), "m is in base e and log₂ ℓ in base 2: tl.log, or turn both."),
+        (_Wrong("no_m"), "lse without m: the maximum that was taken off must be added again."),
+        (_Wrong("divide"), "o is not divided by ℓ at the end."),
+        (_Wrong("scaled"), "The scores are not scaled."),
+        (
+            _Wrong("stride"),
+            "A head of k and v has n_kv rows, not n: heads after the first read the wrong keys.",
+        ),
+        (_Wrong("store"), "A row past the end of o was written: mask the store."),
+    ],
+)
+
+# --- a broken kernel --------------------------------------------------------------------------
+
+
+def _bug_inputs(rng):
+    """Each of the three bugs shows in one case only; all of them pass a friendly test."""
+    yield _qkv(rng, 1, 16, 48, 16, rising=0.5)  # α
+    yield _qkv(rng, 1, 16, 21, 16, rising=-0.1)  # keys past the end
+    yield _qkv(rng, 2, 16, 32, 16, rising=-0.5)  # the heads of k and v
+
+
+_CLUES = {
+    "alpha_o": "one head, N_kv = 48: a multiple of the tile, yet rows whose largest score comes late are "
+    "wrong. Their lse is right. Print α, and follow what it multiplies.",
+    "keys": "one head, N_kv = 21: the last tile has 5 keys and 11 that do not exist. Print the last s.",
+    "stride": "two heads, N = 16 and N_kv = 32: head 0 is right and head 1 is wrong. Print the addresses of k.",
+}
+_COUNT = {3: "Three bugs are left", 2: "One down, two bugs are left", 1: "One bug is left"}
+
+
+_NAMES = {"keys": "a ragged length", "stride": "a second head"}
+
+
+def _bugs():
+    """(kernel with some of the bugs, what to look at next), the more bugs the earlier."""
+    order = list(_CLUES)
+    sets = [[name for i, name in enumerate(order) if bits >> i & 1] for bits in range(1, 8)]
+    for names in sorted(sets, key=len, reverse=True):
+        after = ", then ".join(_NAMES[name] for name in names[1:])
+        said = f"{_COUNT[len(names)]}. The first shows with {_CLUES[names[0]]}"
+        yield _Wrong(*names), f"{said} After it: {after}." if after else said
+
+
+debug = Exercise(
+    "Three bugs",
+    difficulty=4,
+    minutes=20,
+    task="broken_kernel passes a friendly test and has three bugs. Find them with the interpreter, mend the "
+    "kernel, and hand it over.",
+    answer=attention_kernel,
+    cases=_bug_inputs,
+    call=_launch,
+    reference=_exact,
+    rtol=1e-3,
+    hints=(
+        "In the interpreter a kernel is Python: print(start, m, l) inside the loop, or breakpoint().",
+        "Compare line by line with the table of notebook 05 and this one.",
+        "One bug is in what α multiplies, one in what is missing before the maximum, one in an address.",
+    ),
+    wrong=[
+        *_bugs(),
+        (_Wrong("alpha_l"), "Now ℓ is not corrected, and o is: both need α."),
+        (_Wrong("divide"), "o is not divided by ℓ any more."),
+    ],
+)
