@@ -50,6 +50,7 @@ def visit_queries(
     dk, dv = grads
     for start in tl.range(first, last, block_q):
         q_tile = load_tile(q, b, h, start, block_q, block_d)
+        do_tile = load_tile(do, b, h, start, block_q, block_d)
         m_row = load_rows(m, head, start, n_q, block_q)
         inv_l_row = load_rows(inv_l, head, start, n_q, block_q)
         delta_row = load_rows(delta, head, start, n_q, block_q)
@@ -58,7 +59,6 @@ def visit_queries(
         if masked:
             row = start + tl.arange(0, block_q)
             p_t = tl.where(row[None, :] >= first_row[:, None], p_t, 0.0)
-        do_tile = load_tile(do, b, h, start, block_q, block_d)
         dv = dot(round_to(p_t, do_tile.dtype), do_tile, dv)
         dp_t = dot(v_tile, do_tile.T)
         ds_t = p_t * (dp_t - delta_row[None, :])
@@ -112,12 +112,13 @@ def visit_keys(
     m, inv_l, delta = rows
     for start in tl.range(first, last, block_kv):
         k_tile = load_tile(k, b, h, start, block_kv, block_d)
+        v_tile = load_tile(v, b, h, start, block_kv, block_d)
         s = dot(q_tile, k_tile.T)
         p = tl.exp2(s * scale - m[:, None]) * inv_l[:, None]
         if masked:
             column = start + tl.arange(0, block_kv)
             p = tl.where(column[None, :] <= last_key[:, None], p, 0.0)
-        dp = dot(do_tile, load_tile(v, b, h, start, block_kv, block_d).T)
+        dp = dot(do_tile, v_tile.T)
         ds = p * (dp - delta[:, None])
         dq = dot(round_to(ds, k_tile.dtype), k_tile, dq)
     return dq

@@ -3,7 +3,6 @@
 import contextlib
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from course.kernels import interpreted, tiles
@@ -90,6 +89,11 @@ def launch_dq(q, k, v, do, dq, m, inv_l, delta, *, causal, scale, tile=None):
         )  # fmt: skip
 
 
+def cdiv(a, b):
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
 def aligned(x):
     """x itself where a tile of it can be fetched whole, else a copy that allows it.
 
@@ -107,14 +111,14 @@ def aligned(x):
 def empty_aligned(shape, like):
     """An empty tensor of that shape whose rows start at multiples of 16 bytes."""
     unit = 16 // like.element_size()
-    return like.new_empty(*shape[:3], triton.cdiv(shape[3], unit) * unit)[..., : shape[3]]
+    return like.new_empty(*shape[:3], cdiv(shape[3], unit) * unit)[..., : shape[3]]
 
 
 def row_statistics(q):
     """One FP32 number a query row, with room for a multiple of 128 rows a head (see tile.py)."""
     b, h, n, _ = q.shape
     make = torch.empty if n % 128 == 0 else torch.zeros
-    return make((b, h, triton.cdiv(n, 128) * 128), dtype=torch.float32, device=q.device)
+    return make((b, h, cdiv(n, 128) * 128), dtype=torch.float32, device=q.device)
 
 
 def operands(block, *tensors):
@@ -132,14 +136,14 @@ def row_operands(block, *tensors):
 
 def has_tma(x):
     """Whether the copy engine fetches tiles where x is; the interpreter plays it."""
-    return interpreted or tiles.gpu(x.device.index)[0] >= 90
+    return interpreted or tiles.uses_tma(tiles.gpu(x.device.index)[0])
 
 
 def operand(x, block):
     """A descriptor where the copy engine can use one, else (pointer, rows, d, strides)."""
     unit = 16 // x.element_size()
     d = x.shape[3]
-    row = triton.cdiv(d, unit) * unit
+    row = cdiv(d, unit) * unit
     # The stride of a dimension of size one is never used, so any aligned number serves.
     strides = [s if size > 1 else row for s, size in zip(x.stride(), x.shape, strict=True)]
     if has_tma(x):
@@ -166,7 +170,7 @@ def meta(tile, d):
 
 def grid(rows, block, heads):
     """One program for each tile of each head, all along x."""
-    programs = triton.cdiv(rows, block) * heads
+    programs = cdiv(rows, block) * heads
     if programs > MAX_GRID:
         raise ValueError(
             f"this needs {programs:,} programs and CUDA starts at most {MAX_GRID:,} at once. "

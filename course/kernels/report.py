@@ -83,7 +83,7 @@ def report(
     dtype="fp16", causal=False, arch=90, maxnreg=None,
 ) -> Report:  # fmt: skip
     """The report of "forward", "dkdv" or "dq" on one tile. Raises ValueError in one line."""
-    from course.kernels.tiles import padded
+    from course.kernels.tiles import padded, uses_tma
 
     if kernel not in KERNELS:
         raise ValueError(f"kernel {kernel!r} is unknown. Choose one of {', '.join(KERNELS)}.")
@@ -104,11 +104,11 @@ def report(
     }
     types = {"scale": "fp32", "heads": "i32", "n_q": "i32", "n_kv": "i32"}
     for name in ("m", "inv_l", "delta"):
-        types[name] = f"tensordesc<fp32[1, {block_q}]>" if arch >= 90 else "*fp32"
+        types[name] = f"tensordesc<fp32[1, {block_q}]>" if uses_tma(arch) else "*fp32"
         types[f"{name}_out"] = "*fp32"
     for name, side in SIDES.items():
         block = block_q if side == "q" else block_kv
-        if arch >= 90:
+        if uses_tma(arch):
             types[name] = f"tensordesc<{dtype}[1, 1, {block}, {padded(d)}]>"
         else:  # (pointer, rows, d, strides), as in launch.operand
             types[name] = [f"*{dtype}", "i32", f"i32:{d}", ["i32", "i32", "i32"]]

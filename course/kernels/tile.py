@@ -1,7 +1,7 @@
 """What every kernel here does with a tile: load it, multiply it, store it.
 
-An operand arrives as a tensor descriptor (Hopper and later: the copy engine, TMA, fetches a
-whole tile, writes zeros where the tile leaves the tensor, and clips what is stored), or as
+An operand arrives as a tensor descriptor (Hopper: the copy engine, TMA, fetches a whole
+tile, writes zeros where the tile leaves the tensor, and clips what is stored), or as
 (pointer, rows, d, strides), from which an older GPU computes one address an element.
 """
 
@@ -41,7 +41,7 @@ def addresses(x, b, h, first, block: tl.constexpr, block_d: tl.constexpr):
     pointer, rows, d, strides = x
     unit: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
     row, column = first + tl.arange(0, block), tl.arange(0, block_d)
-    pointer += (b * strides[0].to(tl.int64) + h * strides[1].to(tl.int64)) * unit
+    pointer += (b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]) * unit
     offset = row.to(tl.int64)[:, None] * (strides[2] * unit) + column[None, :]
     return pointer + offset, (row[:, None] < rows) & (column[None, :] < d)
 

@@ -26,7 +26,7 @@ class Tile(NamedTuple):
 TABLE = {
     232_448: {
         "forward": {
-            (2, 64): Tile(64, 64, 4, 2),
+            (2, 64): Tile(64, 128, 4, 2),
             (2, 128): Tile(128, 64, 4, 2),
             (2, 256): Tile(128, 64, 8, 2),
             (4, 64): Tile(32, 32, 4, 2),
@@ -34,7 +34,7 @@ TABLE = {
             (4, 256): Tile(32, 32, 4, 2),
         },
         "dkdv": {
-            (2, 64): Tile(64, 64, 4, 2),
+            (2, 64): Tile(64, 64, 4, 2, maxnreg=168),
             (2, 128): Tile(64, 64, 4, 2),
             (2, 256): Tile(64, 64, 8, 1),
             (4, 64): Tile(32, 32, 4, 2),
@@ -42,7 +42,7 @@ TABLE = {
             (4, 256): Tile(16, 32, 4, 1),
         },
         "dq": {
-            (2, 64): Tile(128, 64, 8, 3),
+            (2, 64): Tile(64, 64, 4, 2),
             (2, 128): Tile(128, 64, 8, 3),
             (2, 256): Tile(64, 32, 8, 2),
             (4, 64): Tile(32, 32, 4, 2),
@@ -67,6 +67,14 @@ def choose(kernel, *, d, itemsize, shared_memory):
 def padded(d):
     """The width of a tile for head dimension d: a power of two, at least 16 (tl.dot's least)."""
     return max(16, 1 << (d - 1).bit_length())
+
+
+def uses_tma(capability):
+    """Whether the copy engine fetches the tiles on a GPU of this compute capability × 10.
+
+    12.x has the engine too, but there the kernels spill with it and do not without.
+    """
+    return 90 <= capability < 120
 
 
 @functools.cache

@@ -7,11 +7,13 @@ from course import measure
 TOKENS, WIDTH = 16_384, 2_048  # B·N and H·d, the same for every point, so that work is comparable
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
 FLOWS = ("ours", "naive", "mem-efficient", "FA-2", "cuDNN")
-NAIVE_BYTES = 40e9  # naive is left out where its S, P and their gradients would take more
+NAIVE_BYTES = 20e9  # naive is left out where its S, P and their gradients would take more
 
 
 def record() -> dict:
-    """Every flow forward and backward: seconds, FLOP/s, peak bytes. About three minutes."""
+    """Every flow forward and backward: seconds, FLOP/s, peak bytes. About two minutes."""
+    with _workers() as pool:  # the compiler is what takes long: fill Triton's cache first
+        list(pool.map(_warm, itertools.product(("fp16", "bf16"), (64, 128), (False, True))))
     points = []
     for dtype, d, causal, n in itertools.product(
         ("fp16", "bf16"), (64, 128), (False, True), LENGTHS
@@ -33,11 +35,16 @@ def record() -> dict:
     return {"points": points, "stamp": measure.stamp("cuda", method)}
 
 
+def _warm(cell):
+    dtype, d, causal = cell
+    _point("ours", dtype, d, causal, LENGTHS[0], budget=1e-3)
+
+
 def _cell(point):
     return tuple(point[key] for key in ("dtype", "d", "causal", "n"))
 
 
-def _point(flow, dtype, d, causal, n, budget=0.1):
+def _point(flow, dtype, d, causal, n, budget=0.06):
     import torch
 
     b, h = TOKENS // n, WIDTH // d
@@ -125,15 +132,15 @@ def _flow(flow):
 SWEEP_N = 4096
 SWEEP = {  # kernel: the values of block_q, block_kv, num_warps, num_stages
     "forward": ((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)),
-    "dkdv": ((32, 64, 128), (64, 128), (4, 8), (1, 2, 3)),
-    "dq": ((64, 128), (32, 64, 128), (4, 8), (1, 2, 3)),
+    "dkdv": ((32, 64), (64, 128), (4, 8), (2, 3)),
+    "dq": ((64, 128), (64,), (4, 8), (2, 3)),
 }
 
 
 def tile_sweep() -> dict:
-    """Each kernel on each tile this GPU can run: FLOP/s and what it takes of an SM. Three minutes."""
+    """Each kernel on each tile this GPU can run: FLOP/s and what it takes of an SM. Two minutes."""
     cells = list(itertools.product(SWEEP, (64, 128), (False, True)))
-    with _workers() as pool:  # the compiler is what takes long: fill Triton's cache first
+    with _workers() as pool:
         list(pool.map(_compile, [(*c, t) for c in cells for t in itertools.product(*SWEEP[c[0]])]))
     points = [point for cell in cells for point in sweep(*cell)]
     method = (

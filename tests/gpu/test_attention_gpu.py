@@ -10,7 +10,7 @@ import torch
 if not torch.cuda.is_available() or find_spec("triton") is None:
     pytest.skip("needs a CUDA GPU and Triton", allow_module_level=True)
 
-from course.kernels import attention
+from course.kernels import attention, launch
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -127,6 +127,14 @@ def test_strides(assert_attention):  # A13
     assert_attention(odd, odd, odd)
     one_for_all = random(1, 1, 300, 64).expand(2, 4, 300, 64)
     assert_attention(one_for_all, one_for_all, one_for_all)
+
+
+@pytest.mark.parametrize("d", [8, 40, 64])
+def test_the_path_of_older_gpus(d, monkeypatch, assert_attention):
+    """Addresses instead of the copy engine, as before Hopper."""
+    monkeypatch.setattr(launch, "has_tma", lambda x: False)
+    for dtype, n in itertools.product(DTYPES, (1, 300)):
+        assert_attention(*qkv(1, 4, n, d, n_kv=200, h_kv=2, dtype=dtype), causal=True)
 
 
 @pytest.mark.parametrize("b", [10922, 10923])
