@@ -345,13 +345,14 @@ def _measured(ax, section, mine, key, predict, crosses=False):
         if flow != "cudnn":  # predicted like "flash"
             ax.plot(ns, [predict(flow, n) for n in ns], color=style.colour, lw=1.5, ls=(0, (1, 1)),
                     zorder=1)  # fmt: skip
-        if lost and crosses:
-            ax.plot(lost, [predict(flow, n) for n in lost], "x", color=ACCENT, ms=13, mew=3,
-                    label="out of memory")  # fmt: skip
-        elif lost:
-            ax.annotate("out of memory\nfrom here on", (good[-1]["n"], good[-1][key]), (0, 16), ha="center",
-                        textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
+        if lost:
             full.append(f"{flow} ran out of memory at N = {' and '.join(f'{n:,}' for n in lost)}.")
+            if crosses:
+                ax.plot(lost, [predict(flow, n) for n in lost], "x", color=ACCENT, ms=13, mew=3,
+                        label="out of memory")  # fmt: skip
+            else:
+                ax.annotate("out of memory\nfrom here on", (good[-1]["n"], good[-1][key]), (0, 16),
+                            ha="center", textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
     ax.plot([], [], color=SOFT, lw=1.5, ls=(0, (1, 1)), label="predicted")
     _lengths(ax, ns)
     ax.grid(True)

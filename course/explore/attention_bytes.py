@@ -17,6 +17,8 @@ from course.units import decimal, seconds
 FLOW = {"naive": FLOWS["naive"], "flash": FLOWS["flash"]}
 TYPES = ("fp32", "fp16", "bf16", "fp8")
 HBM = LEVELS["hbm"].colour
+SHORT = ("S = QKᵀ", "softmax", "O = PV")  # names that fit into the narrowest box
+LEAST = 1e4  # bytes, where the axis of memory begins
 
 
 def compute(gpu, dtype, n, d, heads, batch):
@@ -57,7 +59,7 @@ def full(data, flow):
 
 def draw(fig, data):
     """Left: the time line above the memory. Right: the two points on the roofline."""
-    line = fig.add_axes((0.012, 0.47, 0.62, 0.45), xlim=(-0.005, 1.005), ylim=(-0.05, 2.1))
+    line = fig.add_axes((0.012, 0.47, 0.59, 0.45), xlim=(-0.005, 1.005), ylim=(-0.05, 2.1))
     line.axis("off")
     head = line.set_title("", loc="left", fontsize=14)
     rows = {
@@ -66,7 +68,7 @@ def draw(fig, data):
     }
     fused = line.text(0, 0.45, "", va="center", fontsize=12, linespacing=1.3)
 
-    room = fig.add_axes((0.075, 0.13, 0.557, 0.225), xlim=(1e6, 3e15), ylim=(-0.6, 1.6))
+    room = fig.add_axes((0.075, 0.13, 0.527, 0.225), xlim=(LEAST, 3e15), ylim=(-0.6, 1.6))
     room.set_xscale("log")
     room.minorticks_off()
     room.set_xticks([1e6, 1e9, 1e12, 1e15], ["1 MB", "1 GB", "1 TB", "1 PB"])
@@ -83,16 +85,20 @@ def draw(fig, data):
     }
     (limit,) = room.plot([1, 1], [-0.6, 1.6], color=HBM, lw=2.5)
 
-    ax = fig.add_axes((0.735, 0.13, 0.255, 0.79))
+    ax = fig.add_axes((0.668, 0.13, 0.322, 0.79))
     picture.axes(ax, (1, 3e5), (1e11, 2e16))
     ax.set(xlabel="FLOP per byte", ylabel="")
     ax.set_xticks([1, 100, 10_000], ["1", "100", "10,000"])
+    ax.set_yticks([1e12, 1e13, 1e14, 1e15, 1e16], ["1 T", "10 T", "100 T", "1 P", "10 P"])
     roof_head = ax.set_title("", loc="left", fontsize=14)
     roof = picture.Roof(ax)
     dots = {flow: ax.plot([], [], style.marker, color=style.colour, ms=12, mec=PAPER, zorder=5)[0]
             for flow, style in FLOW.items()}  # fmt: skip
-    labels = {flow: ax.text(1, 1, "", fontsize=12, weight="bold", color=style.colour, zorder=5,
-                            ha="center", va="top") for flow, style in FLOW.items()}  # fmt: skip
+    labels = {
+        flow: ax.text(0.97, y, "", transform=ax.transAxes, ha="right", weight="bold",
+                      color=FLOW[flow].colour, fontsize=12)
+        for flow, y in (("naive", 0.17), ("flash", 0.1))
+    }  # fmt: skip
     missing = ax.text(
         0.5, 0.5, "", transform=ax.transAxes, ha="center", color=ACCENT, weight="bold"
     )
@@ -107,9 +113,7 @@ def draw(fig, data):
             left, one = 0.0, flows[flow]
             for i, box in enumerate(boxes):
                 width = one["times"][i] / whole
-                text = (
-                    f"{one['kernels'][i]}\n{decimal(one['bytes'][i])}\n{seconds(one['times'][i])}"
-                )
+                text = f"{SHORT[i]}\n{decimal(one['bytes'][i])}\n{seconds(one['times'][i])}"
                 _place(box, left, width, one["working"][i] / whole, text if flow == "naive" else "")
                 left += width
                 changed += box
@@ -120,19 +124,19 @@ def draw(fig, data):
 
         for flow, bar in bars.items():
             size, over = flows[flow]["held"], full(data, flow)
-            bar.set_width(size - 1)
+            bar.set_width(size)
             bar.set_alpha(0.35 if over else 1)
             word = {None: "", False: "", True: ": does not fit"}[over]
             ends[flow].set_text(f" {decimal(size)}{word} ")
-            ends[flow].set(x=size, ha="left" if size < 1e10 or flow == "flash" else "right",
+            ends[flow].set(x=max(size, LEAST), ha="left" if size < 1e10 or flow == "flash" else "right",
                            color=ACCENT if over else INK, weight="bold" if over else "normal",
                            bbox=dict(fc=PAPER, ec="none", pad=0.5, alpha=0.85))  # fmt: skip
         limit.set_visible(bool(chip.hbm_bytes))
         limit.set_xdata([chip.hbm_bytes or 1] * 2)
-        has = f"the line is its {decimal(chip.hbm_bytes)}" if chip.hbm_bytes else "size not given"
-        room_head.set_text(f"Held in the memory of the {chip.name} ({has})")
+        has = f"{decimal(chip.hbm_bytes)} (the line)" if chip.hbm_bytes else "no size given"
+        room_head.set_text(f"Held in memory; {chip.name}: {has}")
 
-        roof_head.set_text(f"{chip.name}, {data['dtype']}")
+        roof_head.set_text(f"{chip.name}, {data['dtype']}: FLOP/s")
         missing.set_text("" if data["can"] else f"no {data['dtype']}\narithmetic here")
         for artist in (*roof.artists, *dots.values(), *labels.values()):
             artist.set_visible(data["can"])
@@ -140,11 +144,10 @@ def draw(fig, data):
             for flow, dot in dots.items():
                 x, y = flows[flow]["intensity"], flows[flow]["rate"]
                 dot.set_data([x], [y])
-                labels[flow].set_text(f"{FLOW[flow].label}\n{picture.number(x)}")
-                labels[flow].set_position(
-                    picture.shift(ax, x, y, 0, -26 if flow == "flash" else -9)
-                )
+                labels[flow].set_text(f"{FLOW[flow].label}: {picture.number(x)}")
             roof.move(chip, data["dtype"], points=[flows[flow]["intensity"] for flow in FLOW])
+            ridge = model.ridge(chip, data["dtype"])
+            roof.ridge_name.set_text(f"ridge: {picture.number(ridge)}")
         return [head, *changed, fused, *bars.values(), limit, *ends.values(), room_head, roof_head,
                 *roof.artists, *dots.values(), *labels.values(), missing]  # fmt: skip
 
