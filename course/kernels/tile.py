@@ -41,7 +41,7 @@ def addresses(x, b, h, first, block: tl.constexpr, block_d: tl.constexpr):
     pointer, rows, d, strides = x
     unit: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
     row, column = first + tl.arange(0, block), tl.arange(0, block_d)
-    pointer += (b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]) * unit
+    pointer += (tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]) * unit
     offset = row.to(tl.int64)[:, None] * (strides[2] * unit) + column[None, :]
     return pointer + offset, (row[:, None] < rows) & (column[None, :] < d)
 
