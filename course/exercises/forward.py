@@ -382,6 +382,7 @@ def _blocks(rng):
         (102, 4, 4),  # 104 a thread: without the rounding one block more
         (40, 1, 2),
         (64, 8, 48),
+        (255, 2, 4),
         (24, 4, 4),
         (255, 8, 160),
         (80, 4, 56.5),  # without the system's KiB one block more
@@ -416,8 +417,10 @@ sm = Exercise(
             "Registers are handed out in eights: round up first.",
         ),
         (
-            lambda r, w, s: min(65_536 // (-(-r // 8) * 8 * w), 233_472 // (s + 1024), 64 // w, 32),
-            "A warp has 32 threads, and each of them has its registers.",
+            lambda r, w, s: min(
+                65_536 // (-(-r // 8) * 8 * 32), 233_472 // (s + 1024), 64 // w, 32
+            ),
+            "That is for one warp: a block has several, and each of its threads has registers.",
         ),
         (
             lambda r, w, s: min(65_536 // (-(-r // 8) * 256 * w), 233_472 // s, 64 // w, 32),
