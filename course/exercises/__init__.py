@@ -215,7 +215,9 @@ class Question(_Item):
             return self._say("right", self.explanation)
         if self.choices:
             return self._say("wrong", self.wrong[guess])
-        slips = [*self.wrong.items(), *((self.answer * by, text) for by, text in SLIPS.items())]
+        slips = [*self.wrong.items()]
+        if self.unit:
+            slips += [(self.answer * by, text) for by, text in SLIPS.items()]
         fits = (text for value, text in slips if _near(guess, value, min(self.factor, 1.02)))
         larger = "larger" if guess < self.answer else "smaller"
         return self._say("wrong", next(fits, f"The right answer is {larger}."))
@@ -232,7 +234,7 @@ class Question(_Item):
         return [*texts, f"Answer with one of {', '.join(map(repr, self.choices))}."]
 
 
-SLIPS = {  # what a number off by this factor usually means
+SLIPS = {  # what an amount off by this factor usually means
     2: "Twice too large: was a read, a write or a multiply-add counted twice?",
     1 / 2: "Half of it: a multiply-add is two FLOPs, FP16 has two bytes, a copy reads and writes.",
     8: "Eight times too large: bits where bytes are asked for?",

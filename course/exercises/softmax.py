@@ -20,6 +20,8 @@ fp16_limit = Question(
         math.log10(65504): "This is the logarithm to base 10; e^s needs the natural one.",
         math.log2(65504): "This is the logarithm to base 2; e^s needs the natural one.",
         math.log(3.4028e38): "This is the limit of FP32.",
+        12: "e^12 is 162,755: too large already.",
+        10: "e^10 is 22,026: there is room for more.",
     },
     explanation="ln 65504 = 11.09. A score of 12, quite ordinary, is already too large.",
 )
@@ -99,7 +101,7 @@ worked_l = Question(
     minutes=3,
     task="After block 1 (scores 1, 3): m = 3, ℓ = 1.1353. What is ℓ after block 2 (scores 4, 2)?",
     answer=1.5530,
-    factor=1.001,
+    factor=1.005,
     wrong={
         2.2707: "Added without the correction: the 1.1353 of block 1 is measured from 3, not from 4.",
         4.2214: "The correction is upside down: e^(3 − 4), not e^(4 − 3).",
@@ -115,7 +117,7 @@ worked_output = Question(
     task="After block 1: o = 2.1353. Block 2 has scores 4, 2 and values 3, 4, and ℓ ends at 1.5530. "
     "What is the output?",
     answer=2.7861,
-    factor=1.001,
+    factor=1.005,
     wrong={
         4.3269: "This is o. The output is o divided by ℓ.",
         2.5: "o and ℓ were both added up without α.",
@@ -148,6 +150,8 @@ fp16_stop = Question(
     answer=2048,
     wrong={
         65504: "That is the largest FP16 number. The sum stands still long before.",
+        1024: "11 bits reach to 2^11 − 1, and from 1024 to 2048 neighbours are still 1 apart.",
+        4096: "From 2^11 on, neighbours are 2 apart: adding 1 gets nowhere.",
         256: "That is where BF16 stops, with its 8 significant bits.",
         2**24: "That is where FP32 stops, with its 24 significant bits.",
     },
@@ -161,6 +165,8 @@ bf16_stop = Question(
     answer=256,
     wrong={
         2048: "That is FP16, with 11 significant bits.",
+        128: "8 bits reach to 2^8 − 1, and from 128 to 256 neighbours are still 1 apart.",
+        512: "From 2^8 on, neighbours are 2 apart: adding 1 gets nowhere.",
         65536: "BF16's range is that of FP32. It is the digits that run out, not the range.",
         3.39e38: "That is the largest BF16 number. The sum stands still long before.",
     },
@@ -211,6 +217,7 @@ paper_block = Question(
     answer=cost.paper_tiles(96 * KiB, 64)[1],
     wrong={
         384: "M counts elements, not bytes: 96 KiB hold 49,152 FP16 numbers.",
+        96: "M / 8d: once for the bytes, M = 49,152, then four tiles. That is M / 4d.",
         768: "M / 2d: four tiles share the memory, Q, K, V and O. And M counts elements.",
         64: "That is B_r = min(B_c, d).",
     },
@@ -225,6 +232,8 @@ q_tile = Question(
     answer=128 * 512 * 2,
     wrong={
         128 * 128 * 2: "That is d = 128.",
+        128: "That is in KiB, and bytes are asked for.",
+        128 * 512: "That counts numbers. BF16 takes 2 bytes each.",
         128 * 512 * 4: "BF16 takes 2 bytes a number, not 4.",
         3 * 128 * 512 * 2: "That is Q, K and V together.",
     },
@@ -310,11 +319,10 @@ by_hand = Exercise(
 # --- one row ----------------------------------------------------------------------------------
 
 
-def one_row(scores, values, block):
-    """Σ softmax(scores)_j · values_j, block by block: scores (N,), values (N, d) → (d,)."""
-    m, l, o = -np.inf, 0.0, np.zeros(values.shape[1])
-    for j in range(0, len(scores), block):
-        s, v = scores[j : j + block], values[j : j + block]
+def one_row(blocks):
+    """Σ softmax(scores)_j · values_j from blocks of scores (b,) and values (b, d), each seen once → (d,)."""
+    m, l, o = -np.inf, 0.0, 0.0
+    for s, v in blocks:
         m_new = max(m, s.max())
         if m_new == -np.inf:  # nothing but masked scores so far
             continue
@@ -324,8 +332,21 @@ def one_row(scores, values, block):
     return o / l
 
 
+def _stream(scores, values, block):
+    """The blocks of a row, once, each in the place of the one before: like a tile on the chip."""
+    s, v = np.empty(block), np.empty((block, values.shape[1]))
+    for j in range(0, len(scores), block):
+        size = min(block, len(scores) - j)
+        s[:size], v[:size] = scores[j : j + size], values[j : j + size]
+        yield s[:size], v[:size]
+
+
+def _run_row(attempt, *row):
+    return attempt(_stream(*row))
+
+
 def _rows(rng):
-    """Friendly first, then every way in which a row can be hard."""
+    """(scores, values, block): friendly first, then every way in which a row can be hard."""
     d = int(rng.integers(2, 5))
     for scores in (
         rng.permutation([4.0, 3.0, 2.0, 1.0, 2.5, 0.5, 1.5]),  # ragged at block 3
@@ -337,62 +358,83 @@ def _rows(rng):
         np.concatenate([1000.0 + rng.standard_normal(5), rng.standard_normal(6)]),  # a steep fall
         np.concatenate([np.full(7, -np.inf), rng.standard_normal(6)]),  # blocks of −∞ first
         -np.abs(rng.standard_normal(8)) - 1,  # a padded 0 would be the largest
+        np.full(5, -1e300),  # below every stand-in but the last number there is
     ):
         yield scores, rng.standard_normal((len(scores), d)) + 1, 3
 
 
 def _one_row(
-    scores,
-    values,
-    block,
+    blocks,
     start=-np.inf,
     alpha=lambda m, new: np.exp(m - new),
     peak=max,
     rescale_o=True,
     guard=True,
     pad=False,
-    stop=None,
+    ragged=True,
     divide_each=False,
+    divide=True,
+    keep=False,
 ):
     """`one_row` with one thing broken."""
-    m, l, o = start, 0.0, np.zeros(values.shape[1])
-    for j in range(0, len(scores) if stop is None else stop(len(scores), block), block):
-        s, v = scores[j : j + block], values[j : j + block]
+    m, l, o, block = start, 0.0, 0.0, 0
+    for s, v in blocks:
+        block = max(block, len(s))
+        short = block - len(s)
+        if short and not ragged:
+            break
         if pad:
-            short = block - len(s)
             s, v = np.pad(s, (0, short)), np.pad(v, ((0, short), (0, 0)))
         new = peak(m, s.max())
         if guard and new == -np.inf:
             continue
         a, p = alpha(m, new), np.exp(s - new)
-        m, l = new, a * l + p.sum()
+        l = a * l + p.sum()
         o = (a if rescale_o else float(m > -np.inf)) * o + (p @ v) / (l if divide_each else 1)
-    return o if divide_each else o / l
+        m = m if keep else new
+    return o / l if divide and not divide_each else o
 
 
-def _no_maximum(scores, values, block):
-    p = np.exp(scores)
-    return p @ values / p.sum()
+def _no_maximum(blocks):
+    terms = [(np.exp(s).sum(), np.exp(s) @ v) for s, v in blocks]
+    l, o = (sum(parts) for parts in zip(*terms, strict=True))
+    return o / l
 
 
-def _average_of_blocks(scores, values, block):
-    parts = [
-        one_row.answer(scores[j : j + block], values[j : j + block], block)
-        for j in range(0, len(scores), block)
-        if scores[j : j + block].max() > -np.inf
-    ]
-    return np.mean(parts, axis=0)
+def _whole_row(blocks):
+    s, v = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    p = np.exp(s - s.max())
+    return p @ v / p.sum()
+
+
+def _two_sweeps(blocks):
+    m, l, o = max(s.max() for s, _ in blocks), 0.0, 0.0
+    for s, v in blocks:  # there are none left
+        p = np.exp(s - m)
+        l, o = l + p.sum(), o + p @ v
+    return np.divide(o, l)
+
+
+def _average_of_blocks(blocks):
+    return np.mean([one_row.answer([b]) for b in blocks if b[0].max() > -np.inf], axis=0)
+
+
+def _plain_average(blocks):
+    sums = [(len(s), v.sum(axis=0)) for s, v in blocks]
+    return sum(v for _, v in sums) / sum(n for n, _ in sums)
 
 
 one_row = Exercise(
     "The recurrence for one row",
     difficulty=3,
     minutes=15,
-    task="Write one_row(scores, values, block): scores (N,), values (N, d), and the softmax-weighted "
-    "sum of the values as the result, shape (d,). Look at `block` scores at a time. N need not be a "
-    "multiple of block; scores may be huge, far below zero, or −∞ for whole blocks (never all).",
+    task="Write one_row(blocks), where `for s, v in blocks` gives a block of scores s, shape (b,), and "
+    "their values v, shape (b, d). Return the softmax-weighted sum of the values, shape (d,). The row "
+    "goes past once, and each block is written over the one before. Scores may be huge, far below "
+    "zero, or −∞ for whole blocks (never all); the last block may be shorter.",
     answer=one_row,
     cases=_rows,
+    call=_run_row,
     hints=(
         "Keep three things: m starts at −∞, ℓ and o at 0.",
         "For each block: the new maximum, then α = exp(m − m_new), then p = exp(s − m_new).",
@@ -406,41 +448,59 @@ one_row = Exercise(
             "is 0, so ℓ is infinite or 0.",
         ),
         (
-            lambda *a: _one_row(*a, alpha=lambda m, new: 1.0),
+            _whole_row,
+            "Blocks were kept for later, and each is written over the one before. Use a block up "
+            "before you take the next.",
+        ),
+        (
+            _two_sweeps,
+            "A second loop over the blocks finds none: the row goes past once.",
+        ),
+        (
+            lambda b: _one_row(b, alpha=lambda m, new: 1.0),
             "The old sums were not rescaled when the maximum moved: ℓ and o need the factor α.",
         ),
         (
-            lambda *a: _one_row(*a, rescale_o=False),
+            lambda b: _one_row(b, rescale_o=False),
             "ℓ is rescaled when the maximum moves, and o is not. Both are sums of e^(s − m).",
         ),
         (
-            lambda *a: _one_row(*a, alpha=lambda m, new: np.exp(new - m)),
-            "α is upside down: it must be exp(m_old − m_new), which is at most 1.",
+            lambda b: _one_row(b, alpha=lambda m, new: np.exp(new - m)),
+            "NaN from the first block on: there m is −∞, so exp(m_new − m) or exp(s − m) is infinite. "
+            "α is exp(m − m_new), and p is exp(s − m_new).",
         ),
         (
-            lambda *a: _one_row(*a, start=0.0),
-            "m starts at 0. A row of very negative scores never gets below it, every term is 0 and "
+            lambda b: _one_row(b, keep=True),
+            "Each block forgets those before it: m must become m_new at the end of the loop.",
+        ),
+        (
+            lambda b: _one_row(b, start=0.0),
+            "m starts at 0. A row of very negative scores never gets above it, every term is 0 and "
             "so is ℓ. Start at −∞.",
         ),
         (
-            lambda *a: _one_row(*a, start=-1e4),
+            lambda b: _one_row(b, start=-1e4),
             "m starts at a finite stand-in for −∞. Scores below it vanish without a word. Start at −∞.",
         ),
         (
-            lambda *a: _one_row(*a, peak=lambda m, new: new),
+            lambda b: _one_row(b, start=-1e30),
+            "m starts at a huge negative number. There are scores below that too. Start at −∞.",
+        ),
+        (
+            lambda b: _one_row(b, peak=lambda m, new: new),
             "m is the maximum of the current block only. Where scores fall, α is above 1 and can "
             "overflow: keep max(m, block's maximum).",
         ),
         (
-            lambda *a: _one_row(*a, guard=False),
+            lambda b: _one_row(b, guard=False),
             "A block of −∞ at the start makes −∞ − (−∞) = NaN. Skip a block while m_new is −∞.",
         ),
         (
-            lambda *a: _one_row(*a, pad=True),
+            lambda b: _one_row(b, pad=True),
             "Lanes past the end of the row are counted: a padded score of 0 adds e^(0 − m) to ℓ.",
         ),
         (
-            lambda *a: _one_row(*a, stop=lambda n, block: n // block * block),
+            lambda b: _one_row(b, ragged=False),
             "The last block is left out when it is shorter than the others.",
         ),
         (
@@ -448,14 +508,12 @@ one_row = Exercise(
             "Each block was normalised by itself and the results averaged. Blocks count by their ℓ.",
         ),
         (
-            lambda *a: _one_row(*a, divide_each=True),
+            lambda b: _one_row(b, divide_each=True),
             "o is divided by ℓ in every block, so earlier blocks keep an ℓ that was not final. "
             "Divide once, at the end.",
         ),
-        (
-            lambda scores, values, block: values.mean(axis=0),
-            "Every value has the same weight: the scores are not used.",
-        ),
+        (lambda b: _one_row(b, divide=False), "This is o. The output is o divided by ℓ."),
+        (_plain_average, "Every value has the same weight: the scores are not used."),
     ],
 )
 
@@ -552,6 +610,19 @@ merge = Exercise(
             lambda a, b: (*_merge(a, b)[:2], a[2] + b[2]),
             "ℓ is corrected, and o is not. Both are sums of e^(s − m).",
         ),
+        (
+            lambda a, b: _merge(
+                a, b, alpha=lambda x, y, m: np.exp(m - x), beta=lambda x, y, m: np.exp(m - y)
+            ),
+            "The corrections are upside down: exp(its m − the common m), which is at most 1.",
+        ),
+        (
+            lambda a, b: (
+                *_merge(a, b)[:2],
+                _merge((a[0], 1, a[1] * a[2]), (b[0], 1, b[1] * b[2]))[2],
+            ),
+            "o was multiplied by ℓ, as if it were a finished output. It is a sum already.",
+        ),
     ],
 )
 
@@ -630,6 +701,17 @@ merge_outputs = Exercise(
             lambda a, b: (merge_outputs.answer(a, b)[0], max(a[1], b[1])),
             "lse is the larger of the two: the smaller part is missing from the sum.",
         ),
+        (
+            lambda a, b: _weighted(a, b, a[1], b[1], np.logaddexp(a[1], b[1])),
+            "The parts were weighted by lse. Their weights are sums of exponentials, e^lse.",
+        ),
+        (
+            lambda a, b: (
+                sum(np.exp(x[1] - max(a[1], b[1])) * x[0] for x in (a, b)),
+                np.logaddexp(a[1], b[1]),
+            ),
+            "The weights do not sum to 1: measure both from the common lse, not from the larger one.",
+        ),
     ],
 )
 
@@ -656,21 +738,33 @@ def tiled(q, k, v, block_q, block_kv, hbm):
 
 
 class _Watched(Hbm):
-    """A counted memory that also remembers the largest tile it was asked for."""
+    """A counted memory whose numbers are NaN until `load` brings them; it notes the largest tile."""
 
     def __init__(self):
         super().__init__()
-        self.largest = 0
+        self.largest, self._lent = 0, []
+
+    def lend(self, x):
+        """What stands for `x` outside the chip: an array of its shape, with nothing to compute with."""
+        x = np.ascontiguousarray(x)
+        self._lent.append((np.full_like(x, np.nan), x))
+        return self._lent[-1][0]
 
     def load(self, name, tile, **options):
         self.largest = max(self.largest, tile.size)
-        return super().load(name, tile, **options)
+        super().load(name, tile, **options)
+        for outside, x in self._lent:
+            if np.may_share_memory(tile, outside):
+                start = tile.ctypes.data - outside.ctypes.data
+                return np.ndarray(tile.shape, x.dtype, x, start, tile.strides).copy()
+        return tile
 
 
 def _run_tiled(attempt, q, k, v, block_q, block_kv):
     hbm = _Watched()
-    o = attempt(q, k, v, block_q, block_kv, hbm)
-    return o, hbm.read, hbm.written, hbm.largest
+    o = attempt(*map(hbm.lend, (q, k, v)), block_q, block_kv, hbm)
+    counts = f"{hbm.read} bytes read", f"{hbm.written} bytes written"
+    return o, *counts, f"{hbm.largest} numbers in the largest tile"
 
 
 def _attentions(rng):
@@ -696,7 +790,8 @@ def _attentions(rng):
 
 
 def _tiled(q, k, v, block_q, block_kv, hbm, *, n_kv=None, scale=None, pad=False, alpha=True,
-           maximum=True, shared=False, again=False, whole=False, per_row=False):  # fmt: skip
+           maximum=True, one_peak=False, shared=False, again=False, whole=False, per_row=False,
+           divide=True, store=True, store_each=False):  # fmt: skip
     """`tiled` with one thing broken."""
     n_kv = len(k) if n_kv is None else n_kv(len(q), len(k), block_kv)
     scale = q.shape[1] ** -0.5 if scale is None else scale(q.shape[1])
@@ -723,11 +818,22 @@ def _tiled(q, k, v, block_q, block_kv, hbm, *, n_kv=None, scale=None, pad=False,
                 k_j, v_j = np.pad(k_j, wide), np.pad(v_j, wide)
             s = q_i @ k_j.T * scale
             new = np.maximum(m, s.max(axis=1)) if maximum else np.zeros(rows)
+            new = np.full(rows, new.max()) if one_peak else new
             p = np.exp(s - new[:, None])
             a = np.exp(m - new) if alpha and maximum else np.ones(rows)
             m, l, acc = new, a * l + p.sum(axis=1), a[:, None] * acc + p @ v_j
-        hbm.store("O", o[i : i + block_q], acc / l[:, None])
+            if store_each:
+                hbm.store("O", o[i : i + block_q], acc / l[:, None])
+        o[i : i + block_q] = acc / (l[:, None] if divide else 1)
+        if store and not store_each:
+            hbm.store("O", o[i : i + block_q], o[i : i + block_q])
     return o
+
+
+def _not_loaded(q, k, v, block_q, block_kv, hbm):
+    s = q @ k.T / np.sqrt(q.shape[1])
+    p = np.exp(s - s.max(axis=1, keepdims=True))
+    return p @ v / p.sum(axis=1, keepdims=True)
 
 
 tiled = Exercise(
@@ -737,7 +843,8 @@ tiled = Exercise(
     task="Write tiled(q, k, v, block_q, block_kv, hbm) with q (N, d) and k, v (N_kv, d): attention with "
     "scale 1/√d, tile by tile. Take tiles with hbm.load(name, tile), give back with hbm.store(name, "
     "o[rows], value), and return o. N and N_kv differ and are no multiples of the blocks. One Q tile "
-    "stays while all K and V tiles go past; bytes and the largest tile are checked too.",
+    "stays while all K and V tiles go past. Bytes and the largest tile are checked too, and what was "
+    "not loaded is NaN.",
     answer=tiled,
     cases=_attentions,
     call=_run_tiled,
@@ -796,6 +903,28 @@ tiled = Exercise(
         (
             lambda q, k, v, *a: _tiled(q, np.zeros_like(k), v, *a),
             "The result does not depend on k: every key has the same weight.",
+        ),
+        (
+            _not_loaded,
+            "Nothing came through hbm.load, so there was nothing to compute with.",
+        ),
+        (
+            lambda *a: _tiled(*a, store=False),
+            "o was filled without hbm.store, so no byte was counted as written.",
+        ),
+        (
+            lambda *a: _tiled(*a, store_each=True),
+            "O is stored once for every K tile. Store it once, after the inner loop.",
+        ),
+        (lambda *a: _tiled(*a, divide=False), "The output is o divided by ℓ, after the last tile."),
+        (
+            lambda *a: _tiled(*a, one_peak=True),
+            "One maximum serves the whole Q tile. A row far below it loses all its terms: each row "
+            "needs its own.",
+        ),
+        (
+            lambda q, k, v, block_q, block_kv, hbm: _tiled(q, k, v, block_kv, block_q, hbm),
+            "The two block sizes are swapped: block_q is for rows of q.",
         ),
     ],
 )
