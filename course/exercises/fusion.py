@@ -195,11 +195,11 @@ small_tensor = Question(
     },
     answer="b",
     wrong={
-        "a": "A few kB at 4.8 TB/s take about a nanosecond. What takes longer?",
-        "c": "13 FLOPs an element are 13,000: a GPU does them in far less than a nanosecond.",
+        "a": "A few kB at 4.8 TB/s take a few nanoseconds. What takes longer?",
+        "c": "13 FLOPs an element are 13,000: a GPU does them in less than a nanosecond.",
         "d": "The recorded time at n = 1,024 is not zero. What is it spent on?",
     },
-    explanation="Moving the bytes takes about a nanosecond, starting a kernel microseconds. So the number "
+    explanation="Moving the bytes takes a few nanoseconds, starting a kernel microseconds. So the number "
     "of kernels counts, and who launches them.",
 )
 inside_l2 = Question(
