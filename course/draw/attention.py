@@ -205,7 +205,7 @@ def intensity(ax, ns: Sequence[int], gpu: Gpu, *, dtype: str = "fp16") -> str:
     ridge, said = model.ridge(gpu, dtype), []
     ax.axhspan(0.1, ridge, color=HBM.colour, alpha=0.07, lw=0)
     ax.axhline(ridge, color=SOFT, ls=(0, (4, 3)), lw=1.5)
-    ax.text(1000, 0.92 * ridge, f"ridge of the {gpu.name}: {ridge:.0f}", va="top", ha="right")
+    ax.text(16.5, 1.06 * ridge, f"ridge of the {gpu.name}: {ridge:.0f}", va="bottom")
     ax.text(16.5, 0.9 * ridge, "below: waiting for memory", va="top", style="italic",
             color=HBM.colour)  # fmt: skip
     ax.text(70, 22, f"naive: at most {2 / size:g} · d / 2,\nwhatever N".replace("1 · ", ""),
@@ -311,7 +311,7 @@ def memory(ax, section: dict, gpu: Gpu, mine: Iterable[dict] = ()) -> str:
             color=HBM.colour, va="bottom")  # fmt: skip
     ax.set_ylim(2e6, 2e13)
     ax.set_title("Most memory held at once, beside the inputs", loc="left")
-    ax.legend(loc="lower right", fontsize=11)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
     return f"Peak memory over N, {section['heads']} heads, measured. {_said(section, 'peak_bytes', decimal)} {ended}"
 
 
@@ -325,7 +325,7 @@ def times(ax, section: dict, gpu: Gpu, mine: Iterable[dict] = ()) -> str:
     ended = _measured(ax, section, mine, "seconds", predict)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: seconds(y)))
     ax.set_title("Time of one call", loc="left")
-    ax.legend(loc="upper left", fontsize=11)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
     return f"Time over N, {section['heads']} heads, measured. {_said(section, 'seconds', seconds)} {ended}"
 
 
@@ -351,7 +351,7 @@ def _measured(ax, section, mine, key, predict, crosses=False):
                 ax.plot(lost, [predict(flow, n) for n in lost], "x", color=ACCENT, ms=13, mew=3,
                         label="out of memory")  # fmt: skip
             else:
-                ax.annotate("out of memory\nfrom here on", (good[-1]["n"], good[-1][key]), (0, 16),
+                ax.annotate("beyond:\nout of memory", (good[-1]["n"], good[-1][key]), (0, 16),
                             ha="center", textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
     ax.plot([], [], color=SOFT, lw=1.5, ls=(0, (1, 1)), label="predicted")
     _lengths(ax, ns)

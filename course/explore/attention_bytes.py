@@ -106,7 +106,8 @@ def draw(fig, data):
     def move(data):
         flows, chip = data["flows"], data["gpu"]
         whole = sum(flows["naive"]["times"])
-        head.set_text(f"Time: {seconds(whole)} and {seconds(sum(flows['flash']['times']))}"
+        times = [seconds(sum(flows[flow]["times"])) for flow in FLOW]
+        head.set_text("Time: naive {}, fused {}".format(*times)
                       + ("" if data["can"] else ", bytes alone"))  # fmt: skip
         changed = []
         for flow, boxes in rows.items():

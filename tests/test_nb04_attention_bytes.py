@@ -1,0 +1,401 @@
+"""Notebook 04: its counts, its figures' data, its explorer, its exercises, and what it says of the record."""
+
+import ast
+import json
+import math
+from dataclasses import replace
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from course import attention, cost, measure, records, roofline
+from course.cost import Cost
+from course.draw import attention as pictures
+from course.exercises import attention_bytes as ex
+from course.hardware import DTYPES, GPUS, GiB, MiB
+from course.hbm import Hbm
+
+PATH = Path(__file__).resolve().parents[1] / "notebooks" / "04_attention_bytes.ipynb"
+CELLS = json.loads(PATH.read_text(encoding="utf-8"))["cells"]
+CODE = ["".join(c["source"]) for c in CELLS if c["cell_type"] == "code"]
+PROSE = "\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
+SAID = "\n".join(
+    "".join(o.get("text") or o["data"].get("text/plain", ""))
+    for c in CELLS
+    for o in c.get("outputs", ())
+)
+H100, H200 = GPUS["H100 SXM"], GPUS["H200"]
+explorer = import_module("course.explore.attention_bytes")
+SIZES = list(product((1, 100, 4096), (1, 64, 128), (1, 8), (1, 3), (1, 2, 4)))
+
+
+@pytest.fixture(scope="module")
+def section():
+    return records.load("h200")["attention_bytes"]
+
+
+@pytest.fixture(scope="module")
+def points(section):
+    return {(p["flow"], p["n"]): p for p in section["points"]}
+
+
+def run_of(section, flow, heads, n, caches="kept"):
+    [run] = [r for r in pictures.cases(section, flow, caches) if (r["heads"], r["n"]) == (heads, n)]
+    return run
+
+
+# --- the count --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "d", "heads", "batch", "itemsize"), SIZES)
+def test_three_kernels_move_what_naive_attention_moves(n, d, heads, batch, itemsize):
+    size = dict(heads=heads, batch=batch, itemsize=itemsize)
+    steps = pictures.steps(n, d, **size)
+    total, whole = sum(steps.values(), Cost()), cost.attention(n, d, flow="naive", **size)
+    assert (total.read, total.written) == (whole.read, whole.written)
+    assert ex.by_kernel(n, d, heads, batch, itemsize) == tuple(s.bytes for s in steps.values())
+    matmuls = total.flops - steps["P = softmax(S)"].flops
+    assert matmuls == whole.flops == batch * heads * 4 * n * n * d
+    assert steps["P = softmax(S)"].flops == 5 * batch * heads * n * n
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "8,589,934,592 FLOP, 8.59 GFLOP",
+        "Q, K, V or O:  1,048,576 bytes = 1 MiB",
+        "33,554,432 bytes = 32 MiB = 33.6 MB",
+        "together 138,412,032 bytes; four passes alone 134 MB",
+        "naive: 138,412,032 bytes, 33 times the fused",
+        "fused: 4,194,304 bytes = 4 MiB",
+        "naive: bytes 41.3 µs, arithmetic 8.68 µs, 62 FLOP/byte: memory-bound",
+        "fused: bytes 1.25 µs, arithmetic 8.68 µs, 2,048 FLOP/byte: compute-bound",
+        "ridge: 295 FLOP/byte",
+        "= 4.8 times faster at best",
+        "with the softmax's FLOPs: 62.4   with a causal mask: 31.0",
+        "N =   8,192: S of one head 128 MiB, of 32 heads 4 GiB",
+        "N =  32,768: S of one head 2 GiB, of 32 heads 64 GiB",
+        "N = 131,072: S of one head 32 GiB, of 32 heads 1 TiB",
+        "an H100 has 80 GB = 74.5 GiB",  # C9 (iv)
+        "64 · 2 MiB + 2 MiB = 130 MiB",
+        "32 · 2 MiB + 2 MiB = 66 MiB",
+    ],
+)
+def test_facts_are_printed(text):
+    assert text in SAID
+
+
+def test_the_tiny_example_by_hand():
+    e = math.e
+    p = np.array([[e**2, 1, 1], [1, e**2, 1], [e, e, 1]])
+    p /= p.sum(axis=1, keepdims=True)
+    assert str(p.round(2)) in SAID and str((p @ np.eye(3, 4) * 10).round(1)) in SAID
+    assert "79 % of the weight goes to token 1" in PROSE and round(100 * p[0, 0]) == 79
+    assert "42 % from each" in PROSE and round(100 * p[2, 0]) == 42
+
+
+@pytest.mark.parametrize(("n", "d"), [(512, 16), (4096, 128), (100_000, 256)])
+def test_the_formulas_of_the_intensities(n, d):
+    assert cost.attention(n, d, flow="naive").intensity == pytest.approx(d / 2 / (1 + d / n))
+    assert cost.attention(n, d, flow="flash").intensity == pytest.approx(n / 2)
+    naive, fused = (cost.attention(n, d, flow=flow).bytes for flow in ("naive", "flash"))
+    assert naive / fused == pytest.approx(n / d + 1)
+
+
+def test_numbers_in_prose():
+    passes = 4 * 4096**2 * 2
+    assert "97 % of all bytes" in PROSE
+    assert round(100 * passes / cost.attention(4096, 128, flow="naive").bytes) == 97
+    assert "some 700 wide" in PROSE and ex.width_needed(
+        roofline.ridge(H100), 4096
+    ) == pytest.approx(700, rel=0.03)
+    naive = cost.attention(4096, 128, flow="naive")
+    idle = 1 - roofline.compute_time(naive, H100) / roofline.memory_time(naive, H100)
+    assert "Four fifths of the time" in PROSE and idle == pytest.approx(0.8, abs=0.02)
+    held = [pictures.held(n, 128, flow="naive", heads=32) for n in (16384, 32768, 65536)]
+    b200 = GPUS["B200"].hbm_bytes
+    assert "On an H100 at 32,768, on a B200 at 65,536" in PROSE
+    assert held[0] < H100.hbm_bytes < held[1] < b200 < held[2]
+    fp32 = cost.attention(4096, 128, flow="naive", itemsize=4)
+    assert "naive attention has 31 FLOP per byte in FP32. It costs four times the time" in PROSE
+    assert f"{fp32.intensity:.0f}" == "31" and roofline.bound(fp32, H100, "fp32") == "compute"
+    assert f"{roofline.ridge(H100, 'fp32'):.0f}" == "20"
+    [slow, fast] = [
+        sum(explorer.compute("H100 SXM", dtype, 4096, 128, 1, 1)["flows"]["naive"]["times"])
+        for dtype in ("fp32", "fp16")
+    ]
+    assert slow / fast == pytest.approx(4, rel=0.05)
+
+
+def test_without_a_softmax_no_square_is_needed():
+    q, k, v = np.random.default_rng(0).normal(size=(3, 50, 4))
+    np.testing.assert_allclose((q @ k.T) @ v, q @ (k.T @ v), rtol=1e-9)
+
+
+# --- cases from the field ---------------------------------------------------------------------
+
+
+def test_c13_naive_attention_with_and_without_the_softmax():
+    assert ex.softmax_counted.answer == pytest.approx(62.4, abs=0.05)
+    assert ex.softmax_counted.verdict(62.4)[0] == "right"
+    assert "without the 3N²" in ex.softmax_counted.verdict(62.06)[1]
+    a10 = replace(H100, name="A10", peak={"fp16": 125e12}, bandwidth=600e9)
+    assert roofline.ridge(a10) == pytest.approx(208.3, abs=0.05)
+    assert roofline.bound(cost.attention(4096, 128, flow="naive"), a10) == "memory"
+    assert ex.a10_share.answer == pytest.approx(100 * 62.4 / 208.3, rel=1e-3)
+    stream = roofline.memory_time(cost.decode_step(weight_bytes=14 * 10**9), a10)
+    assert stream == pytest.approx(23.3e-3, rel=2e-3)
+
+
+def test_c10_and_c12_flops_of_a_layer_and_the_slip_of_the_multiply_add():
+    layer = cost.attention(1024, 64, flow="flash", heads=16, batch=64)
+    assert layer.flops == 274_877_906_944
+    assert ex.forward_flops.verdict(274.877906944)[0] == "right"
+    assert "multiply-add is two FLOP" in ex.forward_flops.verdict(137.4)[1]
+    causal = cost.attention(1024, 64, flow="flash", heads=16, batch=64, causal=True)
+    assert causal.flops == pytest.approx(layer.flops / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "block_q"), [(200, 8, 64), (64, 4, 64), (65, 4, 64), (7, 3, 16)]
+)
+def test_c16_k_and_v_are_read_again_for_every_q_block(n, d, block_q):
+    x, hbm = np.ones((n, d)), Hbm()
+    attention.flash(x, x, x, block_q=block_q, block_kv=block_q, hbm=hbm)
+    ideal, asked = ex.ideal_and_asked(n, d, block_q)
+    assert asked == hbm.bytes == cost.attention(n, d, flow="tiled", block_q=block_q).bytes
+    assert ideal == cost.attention(n, d, flow="flash").bytes
+
+
+def test_d13_no_torch_and_no_triton_is_needed():
+    modules = {
+        name.split(".")[0]
+        for cell in CODE
+        for node in ast.walk(ast.parse(cell))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+    }
+    assert modules == {"course", "numpy"}
+
+
+def test_d16_the_record_says_how_it_was_timed(section):
+    method = section["stamp"]["method"]
+    assert "CUDA events" in method and "L2 flushed" in method and "caches kept or emptied" in method
+
+
+# --- what the notebook says of the record -----------------------------------------------------
+
+
+def test_memory_is_predicted_to_the_digit(section, points):
+    for flow in ("naive", "flash"):
+        for n in (2048, 4096, 8192, 16384, 32768):
+            predicted = pictures.peak_bytes(flow, n, section)
+            assert points[flow, n]["peak_bytes"] == pytest.approx(predicted, rel=1e-3)
+    first = points["naive", 1024]["peak_bytes"] - pictures.peak_bytes("naive", 1024, section)
+    assert first == 32 * MiB
+    needed = pictures.peak_bytes("naive", 65536, section)
+    assert points["naive", 65536]["out_of_memory"] and 1.8 < needed / H200.hbm_bytes < 2.1
+    assert points["flash", 131072]["peak_bytes"] == pytest.approx(0.5e9, rel=0.15)
+
+
+def test_time_stands_above_its_prediction_and_softmax_takes_most(points):
+    fused = cost.attention(4096, 128, flow="flash", heads=16)
+    assert roofline.bound(fused, H200) == "compute"
+    share = {f: roofline.time(fused, H200) / points[f, 4096]["seconds"] for f in ("flash", "cudnn")}
+    assert share["cudnn"] == pytest.approx(2 / 3, abs=0.08)
+    assert share["flash"] == pytest.approx(1 / 3, abs=0.05)
+    naive = cost.attention(4096, 128, flow="naive", heads=16)
+    best = roofline.time(naive, H200) / roofline.time(fused, H200)
+    gain = points["naive", 4096]["seconds"] / points["cudnn", 4096]["seconds"]
+    assert "(3.3 here and 4.8 before" in PROSE and f"{best:.1f}" == "3.3" and gain > best
+    alone = {p["cols"]: 4 * p["n"] / p["seconds"] for p in records.load("h200")["fusion"]["softmax"]
+             if p["flow"] == "torch"}  # fmt: skip
+    for n in (4096, 16384):
+        softmax = 16 * 4 * n * n / alone[n]
+        assert 0.55 < softmax / points["naive", n]["seconds"] < 0.85
+        assert alone[n] < 0.6 * H200.bandwidth
+
+
+def test_one_head_half_of_the_reads_and_nearly_all_writes_reach_dram(section):
+    run = run_of(section, "naive", 1, 4096)
+    steps = list(pictures.steps(4096, 128).values())
+    reads = sum(k["read"] for k in run["kernels"]) / sum(s.read for s in steps)
+    writes = sum(k["written"] for k in run["kernels"]) / sum(s.written for s in steps)
+    assert reads == pytest.approx(0.5, abs=0.1) and 0.9 < writes < 1.02
+    assert run["kernels"][1]["written"] > steps[1].written, "part of S is written meanwhile"
+    assert 1 < 4 * 4096**2 / H200.l2_bytes < 1.1, "just over one L2"
+
+
+def test_eight_heads_count_and_counter_agree(section):
+    run = run_of(section, "naive", 8, 8192)
+    for kernel, step in zip(
+        run["kernels"], pictures.steps(8192, 128, heads=8).values(), strict=True
+    ):
+        assert kernel["read"] + kernel["written"] == pytest.approx(step.bytes, rel=0.03)
+    assert "34 times the L2" in PROSE
+    assert round(4 * 8 * 8192**2 / H200.l2_bytes) == 34
+
+
+def test_emptied_caches_read_everything_and_leave_writes_behind(section):
+    run = run_of(section, "naive", 1, 4096, "emptied")
+    for kernel, step in zip(run["kernels"], pictures.steps(4096, 128).values(), strict=True):
+        assert kernel["read"] == pytest.approx(step.read, rel=0.02)
+    assert run["kernels"][0]["written"] < 0.25 * 4096**2 * 2
+
+
+def test_any_further_case_in_the_l2_moves_less_than_the_count(section):
+    for run in pictures.cases(section, "naive"):
+        if 4 * run["heads"] * run["n"] ** 2 < H200.l2_bytes:
+            counted = cost.attention(run["n"], 128, flow="naive", heads=run["heads"]).bytes
+            assert pictures.moved(run) < 0.5 * counted
+
+
+def test_three_numbers_for_the_fused_kernel(section):
+    ideal = cost.attention(4096, 128, flow="flash").bytes
+    measured = pictures.moved(run_of(section, "flash", 1, 4096))
+    assert 3.1e6 < measured < ideal
+    assert pictures.moved(run_of(section, "naive", 1, 4096)) / measured == pytest.approx(
+        30, rel=0.15
+    )
+    for flow in ("flash", "cudnn"):
+        large = cost.attention(8192, 128, flow="flash", heads=8).bytes
+        assert 0.75 * large < pictures.moved(run_of(section, flow, 8, 8192)) < large
+    asked = cost.attention(8192, 128, flow="tiled", heads=8, block_q=128).bytes
+    naive = cost.attention(8192, 128, flow="naive", heads=8).bytes
+    assert asked / naive == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_three_lines_of_the_notebook_are_attention_and_grow_fourfold():
+    space = {}
+    exec(CODE[0], space)
+    exec(next(cell for cell in CODE if "def three_lines" in cell), space)
+    q, k, v = np.random.default_rng(1).normal(size=(3, 40, 8))
+    np.testing.assert_allclose(space["three_lines"](q, k, v), attention.naive(q, k, v)[0])
+    large, small = (space["peak"](space["three_lines"], n) for n in (512, 256))
+    assert large / small == pytest.approx(4, rel=0.1)
+    large, small = (space["peak"](attention.flash, n) for n in (1024, 512))
+    assert large / small == pytest.approx(2, rel=0.2)
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [("H100 SXM", "fp16"), ("T4", "fp32"), ("B200", "fp8")])
+def test_the_time_line_is_as_long_as_its_kernels(gpu, dtype):
+    ax, chip = Figure().subplots(), GPUS[gpu]
+    pictures.timeline(ax, 8192, 64, chip, heads=4, dtype=dtype)
+    size = dict(heads=4, itemsize=DTYPES[dtype])
+    widths = [
+        p.get_width() for p in ax.patches if isinstance(p, Rectangle) and p.get_height() == 1.4
+    ]
+    steps = pictures.steps(8192, 64, **size)
+    wanted = [max(s.bytes / chip.bandwidth, pictures.work_time(name, s, chip, dtype))
+              for name, s in steps.items()]  # fmt: skip
+    wanted.append(roofline.time(cost.attention(8192, 64, flow="flash", **size), chip, dtype))
+    assert widths == pytest.approx(wanted)
+
+
+def test_the_static_time_line_says_the_facts():
+    svg = (PATH.parents[1] / "figures" / "attention_timeline.svg").read_text(encoding="utf-8")
+    assert "together 138 MB, 41.3 µs. Fused, one kernel: 4.19 MB, 8.68 µs." in svg
+
+
+def test_growth_says_where_the_wall_is():
+    words = pictures.growth(Figure().subplots(1, 2), [1024, 131072])
+    assert "fits up to N = 8,192 on an RTX 4090, N = 16,384 on an H100 SXM, N = 32,768" in words
+    assert pictures.held(32768, 128, flow="naive", heads=32) == 2 * 64 * GiB + 4 * 32 * 32768 * 256
+
+
+def test_pictures_of_the_record_say_what_it_holds(section):
+    ax = Figure().subplots()
+    words = pictures.memory(ax, section, H200, [{"flow": "naive", "n": 4096, "peak_bytes": 10**9}])
+    assert "ran out of memory at N = 65,536 and 131,072" in words
+    assert any("here: naive" in str(line.get_label()) for line in ax.lines)
+    count = len(pictures.cases(section, "naive"))
+    words = pictures.dram(Figure(layout="constrained").subplots(1, count), section)
+    assert "1 head, N = 4,096: 103 MB by the counter, 138 MB by the count" in words
+    assert "8 heads, N = 8,192: 4.38 GB by the counter, 4.36 GB by the count" in words
+    out = pictures.times(Figure().subplots(), section, H200)
+    assert "cudnn: 21.8 µs at N = 1,024" in out
+
+
+# --- the explorer -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "n", "d", "heads", "batch"),
+    [
+        ("H100 SXM", "fp16", 4096, 128, 1, 1),
+        ("H200", "fp32", 512, 256, 128, 64),
+        ("B200", "fp8", 131072, 16, 32, 2),
+        ("T4", "bf16", 2048, 64, 2, 1),  # no such arithmetic there
+        ("laptop GPU", "fp16", 131072, 64, 128, 64),
+    ],
+)
+def test_the_explorer_counts_what_the_course_counts(gpu, dtype, n, d, heads, batch):
+    data, chip = explorer.compute(gpu, dtype, n, d, heads, batch), GPUS[gpu]
+    size = dict(heads=heads, batch=batch, itemsize=DTYPES[dtype])
+    for flow in ("naive", "flash"):
+        found, total = data["flows"][flow], cost.attention(n, d, flow=flow, **size)
+        assert sum(found["bytes"]) == found["total"] == total.bytes
+        assert sum(found["moving"]) == pytest.approx(total.bytes / chip.bandwidth)
+        assert all(t >= max(m, w) for t, m, w in zip(found["times"], found["moving"],
+                                                     found["working"], strict=True))  # fmt: skip
+        square = 2 * heads * batch * n * n * DTYPES[dtype] if flow == "naive" else 0
+        lse = 4 * heads * batch * n if flow == "flash" else 0
+        assert found["held"] == 4 * heads * batch * n * d * DTYPES[dtype] + square + lse
+        room = chip.hbm_bytes
+        assert explorer.full(data, flow) == (room and found["held"] > room)
+    assert data["can"] == (dtype in chip.peak)
+    assert ("arithmetic" in explorer.describe(data)) == (not data["can"])
+
+
+# --- exercises --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [10**6, 24 * 10**9, 2 * 8 * 2 * 2 * 4096**2])
+def test_the_longest_sequence_fits_and_the_next_does_not(memory):
+    n = ex.longest(memory, 8, 2, 2)
+    assert 2 * 8 * 2 * 2 * n * n <= memory < 2 * 8 * 2 * 2 * (n + 1) ** 2
+
+
+@pytest.mark.parametrize("gpu", ["H100 SXM", "A100 80GB", "H200", "laptop GPU"])
+def test_at_the_width_needed_the_intensity_is_the_ridge(gpu):
+    ridge = roofline.ridge(GPUS[gpu])
+    d = ex.width_needed(ridge, 4096)
+    assert d / 2 / (1 + d / 4096) == pytest.approx(ridge)
+    for n in (1, 100, int(2 * ridge)):  # and where it is inf, the limit d → ∞ is n/2, too low
+        assert ex.width_needed(ridge, n) == math.inf and n / 2 <= ridge
+
+
+def test_the_footprint_of_a_model():
+    """Llama-3-8B has 32 layers, 32 query heads on 8 K heads."""
+    assert ex.scores_held(32768, 32, 32, 8, 1, False) == 2 * 64 * GiB
+    assert ex.scores_held(8192, 32, 32, 8, 1, True) == 33 * 4 * GiB
+
+
+def test_practice_problem_one():
+    assert (ex.naive_8k.answer, ex.fused_8k.answer) == (512, 8)
+    assert ex.naive_8k.verdict(520)[0] == "wrong" and "64 times" in ex.fused_8k.explanation
+    assert "256 MiB" in PROSE and 2 * 8192**2 * 2 == 256 * MiB
+
+
+def test_the_rows_of_the_counter_table_are_what_they_are_named(section):
+    table, square = ex.counter_table(), 4096**2 * 2
+    assert table["A"][0] == pytest.approx(square, rel=0.01)
+    assert table["B"][0] == pytest.approx(3 * 4096 * 128 * 2, rel=0.05) and table["B"][1] < square
+    assert table["C"][0] == pytest.approx(8 * 8192**2 * 2, rel=0.01)
+    assert table["D"][0] < 0.7 * square < square < table["D"][1]
+
+
+def test_the_counter_says_why_it_is_missing(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(RuntimeError, match="not available"):
+        measure.dram_bytes("course.records.attention_bytes:prepare", [["naive", 1, 4096]])
