@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -60,7 +61,8 @@ def _leaf(got, want, true, rtol, tell):
     a, b = _array(got), _array(true)
     if not (np.issubdtype(b.dtype, np.inexact) and np.issubdtype(a.dtype, np.number)):
         right = f"; it should be {str(true)[:60]}" if tell else ", which is not right"
-        return None if np.array_equal(a, b) else f"It gives {str(got)[:60]}{right}."
+        said = repr(got) if isinstance(got, str) else str(got)
+        return None if np.array_equal(a, b) else f"It gives {said[:60]}{right}."
     lost = ~np.isfinite(a) & np.isfinite(b)
     if lost.any():
         return f"{lost.sum()} of {a.size} numbers are not finite: {a[lost][0]}{_at(lost)}."
@@ -79,7 +81,7 @@ def _leaf(got, want, true, rtol, tell):
 def _array(x):
     if hasattr(x, "detach"):  # a torch tensor; NumPy knows no bfloat16
         x = x.detach().cpu().double() if x.is_floating_point() else x.detach().cpu()
-    return np.asarray(x)
+    return np.asarray(float(x) if isinstance(x, Fraction) else x)
 
 
 def _at(mask):

@@ -14,6 +14,7 @@ naive_crossings = Question(
     task="A homework of four steps. Each step fetches its pages from the library and takes its "
     "answer back. How many times is the street crossed with pages?",
     answer=8,
+    factor=1,
     wrong={
         4: "Each step crosses twice: the pages come, the answer goes back.",
         2: "That would be the fused day. Here every step goes back to the library.",
@@ -25,6 +26,7 @@ fused_crossings = Question(
     "Crossings, fused",
     task="The same homework, all four steps in the classroom. How many crossings with pages?",
     answer=2,
+    factor=1,
     wrong={
         1: "The answer must get back to the library too: somebody will ask for it there.",
         4: "Between the steps nothing leaves the classroom: the half-done pages stay on the shelf.",
@@ -116,7 +118,8 @@ hbm_or_sram = Question(
 )
 what_fusion_saves = Question(
     "What does fusion save?",
-    task="Four element-wise kernels are fused into one. What becomes less?",
+    task="Four kernels, each of which does one thing to every number of a tensor, are fused into one. "
+    "What becomes less?",
     answer="c",
     choices={
         "a": "the arithmetic",
@@ -207,6 +210,12 @@ carried = Exercise(
          "The last load may be smaller than the shelf: no more pages cross than there are."),
         (_carried(tiled=lambda k, p, shelf: 2 * k * p),
          "In the tiled day all steps are done while a load is on the shelf: no factor of steps."),
+        (_carried(fused=lambda k, p, shelf: 2 * min(p, shelf) + 2 * (k - 1) * max(p - shelf, 0)),
+         "A page that does not fit is carried at every step, the first and the last among them."),
+        (lambda k, p, shelf, flow: 2 * k * p,
+         "This is the naive day, whatever the flow: look at the argument `flow`."),
+        (lambda k, p, shelf, flow: 2 * p,
+         "This is the tiled day, whatever the flow: look at the argument `flow`."),
     ],
 )  # fmt: skip
 
@@ -219,12 +228,20 @@ def home(size, levels):
     return None
 
 
+H100 = [("registers", 1020), ("shared", 227 * KiB), ("l2", 50 * MiB), ("hbm", 80 * 10**9)]
+
+
 def _sizes(rng):
-    levels = [("registers", 1020), ("shared", 227 * KiB), ("l2", 50 * MiB), ("hbm", 80 * 10**9)]
-    for i, (_, capacity) in enumerate(levels):
-        yield capacity, levels  # exactly full
-        yield capacity + 1, levels
-        yield int(capacity * rng.uniform(0.2, 0.9)) if i else 2, levels
+    laptop = [
+        ("L1", 32),
+        ("L2", int(rng.integers(256, 2048))),
+        ("RAM", int(rng.integers(4, 64)) * MiB),
+    ]
+    for levels in (H100, [(name, size * KiB) for name, size in laptop]):
+        for i, (_, capacity) in enumerate(levels):
+            yield capacity, levels  # exactly full
+            yield capacity + 1, levels
+            yield int(capacity * rng.uniform(0.2, 0.9)) if i else 2, levels
 
 
 def _largest(size, levels):
@@ -245,6 +262,14 @@ def _last_that_fits(size, levels):
 
 def _never_none(size, levels):
     return next((name for name, capacity in levels if size <= capacity), levels[-1][0])
+
+
+def _by_heart(size, levels):
+    return home(size, H100)
+
+
+def _whole_entry(size, levels):
+    return next(((name, capacity) for name, capacity in levels if size <= capacity), None)
 
 
 def _too_small(size, levels):
@@ -273,6 +298,11 @@ level_of = Exercise(
         (_last_that_fits, "This finds the last level that holds it; the first one is the fastest."),
         (_never_none, "What no level holds has no home: return None."),
         (_too_small, "Turned around: the capacity must be at least the size."),
+        (
+            _by_heart,
+            "Right for an H100 only: take names and capacities from the argument `levels`.",
+        ),
+        (_whole_entry, "The name alone is asked for, without its capacity."),
     ],
 )
 
@@ -287,13 +317,14 @@ def step_ends(sizes, rates, fall=1.5):
 
 
 def _staircases(rng):
-    for levels in (2, 3, 4):
+    for levels, fall in ((2, 1.5), (3, 2.0), (4, 1.3)):
         heights = 10 ** rng.uniform(10, 12) / 2.5 ** np.arange(levels)
         counts = rng.integers(2, 5, levels)
         sizes = 2 ** np.arange(14, 14 + sum(counts))
         noise = rng.uniform(0.93, 1.07, sum(counts))
-        yield sizes, np.repeat(heights, counts) * noise
-    yield 2 ** np.arange(14, 17), np.array([5e10, 5.1e10, 4.9e10])  # one level: no step
+        yield sizes, np.repeat(heights, counts) * noise, fall
+    yield 2 ** np.arange(14, 17), np.array([5e10, 5.1e10, 4.9e10]), 1.5  # one level: no step
+    yield 2 ** np.arange(14, 18), np.array([9e10, 8.8e10, 4.1e10, 4e10]), 3.0  # too low for a step
 
 
 def _rises(sizes, rates, fall=1.5):
@@ -302,6 +333,14 @@ def _rises(sizes, rates, fall=1.5):
 
 def _one_late(sizes, rates, fall=1.5):
     return [sizes[i + 1] for i in range(len(sizes) - 1) if rates[i] > fall * rates[i + 1]]
+
+
+def _positions(sizes, rates, fall=1.5):
+    return [i for i in range(len(sizes) - 1) if rates[i] > fall * rates[i + 1]]
+
+
+def _fixed_fall(sizes, rates, fall=1.5):
+    return step_ends(sizes, rates)
 
 
 def _any_fall(sizes, rates, fall=1.5):
@@ -321,9 +360,9 @@ def _and_the_last(sizes, rates, fall=1.5):
 
 
 def _as_array(attempt, *args):
-    """A list, a tuple and an array are equally right."""
+    """A list, a tuple, an array and a generator are equally right."""
     found = attempt(*args)
-    return found if found is None or found is ... else np.array(found, dtype=float)
+    return found if found is None or found is ... else np.array(list(found), dtype=float)
 
 
 staircase = Exercise(
@@ -348,6 +387,8 @@ staircase = Exercise(
             _from_the_first,
             "Compare with the point before, not with the first: there are many steps.",
         ),
+        (_positions, "These are positions i. The working sets there are asked for: sizes[i]."),
+        (_fixed_fall, "1.5 is only what `fall` is by default: compare with the argument."),
         (_steepest, "The steepest fall alone is one level. There may be more, or none."),
         (
             _and_the_last,
@@ -366,6 +407,7 @@ def _shelves(rng):
     for shelf in (64 * KiB, 99 * KiB, 227 * KiB):
         rows, columns = (int(x) for x in rng.choice([16, 48, 64, 80, 128], 2))
         yield rows, columns, int(rng.choice([1, 2, 4])), shelf
+    yield 48, 64, 2, 64 * KiB  # ten and two thirds
     yield 128, 128, 4, 64 * KiB  # exactly one
     yield 128, 128, 8, 64 * KiB  # none
 
@@ -386,7 +428,9 @@ tiles = Exercise(
         (lambda r, c, size, shelf: shelf // (r * c), "These are bytes over numbers: a number has itemsize bytes."),
         (lambda r, c, size, shelf: shelf / (r * c * size), "Part of a tile is of no use: whole tiles only, so //."),
         (lambda r, c, size, shelf: -(-shelf // (r * c * size)), "Rounded up, the last tile would stick out: round down."),
-        (lambda r, c, size, shelf: shelf // 1024 * 1000 // (r * c * size), "The shelf is given in bytes: no KiB to convert."),
+        (lambda r, c, size, shelf: round(shelf / (r * c * size)), "Rounded to the nearest: a tile that fits by half does not fit."),
+        (lambda r, c, size, shelf: shelf // (r * c * 2), "Not every number has two bytes: take the argument itemsize."),
+        (lambda r, c, size, shelf: shelf * 1024 // (r * c * size), "The shelf is given in bytes: no KiB to convert."),
         (lambda r, c, size, shelf: max(1, shelf // (r * c * size)), "A tile larger than the shelf fits zero times, not once."),
         (lambda r, c, size, shelf: shelf // ((r + c) * size), "A tile is a rectangle: rows times columns, not their sum."),
     ],

@@ -7,15 +7,17 @@ from course.roofline import ridge
 RIDGE = ridge(GPUS["H100 SXM"])
 
 operations_per_byte = Question(
-    "While one byte arrives",
-    task="A data-centre GPU (an H100) reads one byte from its main memory. How many arithmetic "
-    "operations could it have done in that time? A guess within a factor of two is right.",
+    "Operations per byte",
+    task="A data-centre GPU (an H100) reads from its main memory as fast as it can. How many "
+    "arithmetic operations could it do for each byte that arrives? A guess within a factor of two "
+    "is right.",
     answer=RIDGE,
     unit="operations",
     factor=2,
     wrong={
         1: "So it once was, decades ago. Arithmetic has grown much faster than memory since.",
         10: "More. Arithmetic has become cheap to an extent that surprises most engineers.",
+        20: "So it is for its plain arithmetic. Its units for matrix products do fifteen times as much.",
         1e6: "Not that many, by far: then no kernel would ever be worth writing.",
     },
     explanation=f"Computed: 989.4e12 operations a second / 3.35e12 bytes a second = {RIDGE:.0f}. These "
@@ -63,6 +65,9 @@ megabytes = Exercise(
         (lambda n: 16 * n / 1e6, "These are megabits: eight bits are one byte."),
         (lambda n: 2 * n / 2**20, "These are MiB, of 2²⁰ bytes. A MB has 10⁶."),
         (lambda n: 2 * n, "These are bytes: a MB has 10⁶ of them."),
+        (lambda n: 2 * n / 1e3, "These are kB: a MB has 10⁶ bytes."),
+        (lambda n: 2 * n / 10e6, "10e6 is ten million. A million is 1e6."),
+        (lambda n: 2 * n * 1e6, "A million bytes are one MB: divide by 1e6, do not multiply."),
         (lambda n: 2 * n // 1e6, "// drops everything after the point: small tensors would take nothing."),
     ],
 )  # fmt: skip
