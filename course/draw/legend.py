@@ -13,12 +13,12 @@ LEVEL_WORDS = {
     "l2": "L2 cache: the corridor cupboard",
     "hbm": "HBM: the library",
     "host": "host memory: the city archive",
-    "nvme": "disk: an archive out of town",
+    "nvme": "disk: an archive in another town",
 }
 FLOW_WORDS = {
     "naive": "naive: a trip for every step",
     "tiled": "tiled: a block at a time",
-    "flash": "fused: each operand crosses once",
+    "flash": "fused: fetched once, stored once",
     "measured": "measured, not computed",
 }
 

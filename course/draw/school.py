@@ -131,13 +131,13 @@ def homework(axes, steps=4, pages=5) -> str:
         ax.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
         ax.set_title(f"{flow}: {day.crossings} crossings", pad=8)
         _steps(ax, told)
-        ax.text(-0.06, day.minutes, f"{day.minutes:.0f} min", va="center", fontsize=12)
+        ax.text(-0.06, day.minutes, f"{day.minutes:.1f} min", va="center", fontsize=12)
     axes[0].set_ylabel("minute of the day")
     naive, fused = days.values()
     return (
         f"A homework of {steps} steps on {pages} pages, minute by minute. Naive, the class walks "
-        f"between library and classroom {naive.crossings} times and needs {naive.minutes:.0f} "
-        f"minutes; fused it walks {fused.crossings} times and needs {fused.minutes:.0f}, for the "
+        f"between library and classroom {naive.crossings} times and needs {naive.minutes:.1f} "
+        f"minutes; fused it walks {fused.crossings} times and needs {fused.minutes:.1f}, for the "
         f"same steps."
     )
 

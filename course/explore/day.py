@@ -60,8 +60,10 @@ def draw(fig, data):
 
     def move(data):
         changed = [now, *ticks]
+        quarter = int(data["end"] / 4)  # round minutes: the work adds less than one to the end
         for i, tick in enumerate(ticks):
-            tick.set_text(f"{data['end'] * i / 4:.0f} min")
+            tick.set_text(f"{quarter * i} min")
+            tick.set_y(quarter * i / data["end"])
         at = data["now"] / data["end"]
         now.set_ydata([at, at])
         for name, lane in data["lanes"].items():
@@ -125,7 +127,7 @@ def _class(lane):
 
 
 def _doing(lane):
-    return f"done at minute {lane['end']:.0f}" if lane["doing"] == "done" else lane["doing"]
+    return f"done at minute {lane['end']:.1f}" if lane["doing"] == "done" else lane["doing"]
 
 
 def _person(size, colour, edge):
@@ -165,7 +167,7 @@ def describe(data):
         for name, lane in lanes.items()
     ]
     return (
-        f"Minute {data['now']:.0f} of {data['end']:.0f}; a homework of {count(data['steps'], 'step')} "
+        f"Minute {data['now']:.1f} of {data['end']:.1f}; a homework of {count(data['steps'], 'step')} "
         f"on {SHELF * data['loads']} pages, where the shelf holds {SHELF}. {' '.join(said)}"
     )
 

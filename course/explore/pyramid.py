@@ -14,7 +14,7 @@ from course.units import binary, decimal
 WITH_LEVELS = [name for name, gpu in GPUS.items() if gpu.levels]
 SHARES = {
     "what one user of it may hold": "one",
-    "what one classroom (SM) can reach": "sm",
+    "what one classroom can reach": "sm",
     "all there is": "all",
 }
 NAMES = {
