@@ -3,7 +3,7 @@ BIN    := .venv/bin
 # The one list of what to install: the `pip:` lines of environment.yml.
 PIP_LINES = $(shell sed -n '/- pip:$$/,$$ s/^      - //p' environment.yml)
 
-.PHONY: help env lab test notebooks figures gpu bench
+.PHONY: help env lab test notebooks figures slides gpu bench
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,11 @@ notebooks: env  ## run every notebook, store its outputs, make its JSON canonica
 
 figures: env  ## draw figures/*.svg again
 	$(BIN)/python -m course.draw
+
+# Slides of 16:9; what is longer than a slide can be scrolled.
+slides: env  ## the notebooks as slide shows for a browser, in slides/
+	$(BIN)/jupyter nbconvert --to slides --output-dir slides --SlidesExporter.reveal_scroll=True \
+	  --SlidesExporter.reveal_width=1280 --SlidesExporter.reveal_height=720 notebooks/*.ipynb
 
 bench: env  ## how long a slider move takes
 	$(BIN)/python -m course.explore
