@@ -120,7 +120,8 @@ def timeline(
     ax.set(xlim=(-0.005 * total, 1.035 * max(total, short)), ylim=(-1.55, 5.35))
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: seconds(x) if x else "0"))
+    ticks = [x for x in ax.get_xticks() if 0 <= x <= ax.get_xlim()[1]]
+    ax.set_xticks(ticks, [seconds(x) if x else "0" for x in ticks])
     ax.set_title(f"{gpu.name}, N = {n:,}, d = {d}, {dtype}{_many(heads, batch)}", loc="left")
     ax.text(1, 1.015, "black: the arithmetic", transform=ax.transAxes, ha="right", va="bottom")
 
@@ -351,8 +352,8 @@ def _measured(ax, section, mine, key, predict, crosses=False):
                 ax.plot(lost, [predict(flow, n) for n in lost], "x", color=ACCENT, ms=13, mew=3,
                         label="out of memory")  # fmt: skip
             else:
-                ax.annotate("beyond:\nout of memory", (good[-1]["n"], good[-1][key]), (0, 16),
-                            ha="center", textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
+                ax.annotate("beyond:\nout of memory", (good[-1]["n"], good[-1][key]), (6, 14),
+                            ha="right", textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
     ax.plot([], [], color=SOFT, lw=1.5, ls=(0, (1, 1)), label="predicted")
     _lengths(ax, ns)
     ax.grid(True)
