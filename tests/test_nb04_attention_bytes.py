@@ -19,6 +19,7 @@ from course.draw import attention as pictures
 from course.exercises import attention_bytes as ex
 from course.hardware import DTYPES, GPUS, GiB, MiB
 from course.hbm import Hbm
+from course.units import decimal, seconds
 
 PATH = Path(__file__).resolve().parents[1] / "notebooks" / "04_attention_bytes.ipynb"
 CELLS = json.loads(PATH.read_text(encoding="utf-8"))["cells"]
@@ -320,10 +321,14 @@ def test_pictures_of_the_record_say_what_it_holds(section):
     assert any("here: naive" in str(line.get_label()) for line in ax.lines)
     count = len(pictures.cases(section, "naive"))
     words = pictures.dram(Figure(layout="constrained").subplots(1, count), section)
-    assert "1 head, N = 4,096: 103 MB by the counter, 138 MB by the count" in words
-    assert "8 heads, N = 8,192: 4.38 GB by the counter, 4.36 GB by the count" in words
-    out = pictures.times(Figure().subplots(), section, H200)
-    assert "cudnn: 21.8 µs at N = 1,024" in out
+    for name, heads, n in (("1 head", 1, 4096), ("8 heads", 8, 8192)):
+        counter = decimal(pictures.moved(run_of(section, "naive", heads, n)))
+        count = decimal(cost.attention(n, 128, flow="naive", heads=heads).bytes)
+        assert f"{name}, N = {n:,}: {counter} by the counter, {count} by the count" in words
+    first = next(p for p in section["points"] if p["flow"] == "cudnn")
+    assert f"cudnn: {seconds(first['seconds'])} at N = {first['n']:,}" in pictures.times(
+        Figure().subplots(), section, H200
+    )
 
 
 # --- the explorer -----------------------------------------------------------------------------
