@@ -24,7 +24,7 @@ def record() -> dict:
         ],
         "sample": sample[-1],
         "tokens": TOKENS,
-        "points": [_point(flow, n) for flow in ("naive", "ours") for n in LENGTHS],
+        "points": [point(flow, n) for flow in ("naive", "ours") for n in LENGTHS],
         "layer": BARGAIN,
         "layer_points": [_layer(flow, n) for flow in ("naive", "ours") for n in LENGTHS],
         "stamp": measure.stamp(
@@ -65,7 +65,8 @@ def _curve(flow, dtype):
     return {"flow": flow, "dtype": dtype, "loss": losses}, said
 
 
-def _point(flow, n):
+def point(flow, n):
+    """One training step at length N: bytes kept and at the peak, tokens a second; or no memory."""
     import torch
 
     from course import train
@@ -74,7 +75,7 @@ def _point(flow, n):
     model, text, _ = _model(flow)
     batches = train.windows(text, n, TOKENS // n)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4)
-    seconds, point = [], {"flow": flow, "n": n}
+    seconds, result = [], {"flow": flow, "n": n}
     try:
         for _ in range(7):
             torch.cuda.synchronize()
@@ -89,10 +90,10 @@ def _point(flow, n):
             seconds.append(perf_counter() - start)
         step = sorted(seconds[2:])[2]
         peak = torch.cuda.max_memory_allocated()
-        point |= {"kept_bytes": kept, "peak_bytes": peak, "tokens_per_second": TOKENS / step}
+        result |= {"kept_bytes": kept, "peak_bytes": peak, "tokens_per_second": TOKENS / step}
     except torch.OutOfMemoryError:
-        point["out_of_memory"] = True
-    return point
+        result["out_of_memory"] = True
+    return result
 
 
 def _layer(flow, n):

@@ -1,0 +1,750 @@
+"""Exercises of notebook 07: the softmax backward, D, tiles of dS and dQ, shared heads, the bargain."""
+
+import numpy as np
+
+from course import attention
+from course.exercises import Exercise, Question
+from course.hbm import Hbm
+
+# --- questions on the way ---------------------------------------------------------------------
+
+kept_p = Question(
+    "P, kept for the backward pass",
+    difficulty=2,
+    minutes=3,
+    task="A model has 32 layers of 32 heads, N = 8,192, P in FP16. How many GiB does P take, all layers "
+    "together, for one sequence?",
+    answer=128,
+    unit="GiB",
+    wrong={
+        0.125: "That is one head of one layer.",
+        4: "That is one layer, or one head of all layers. Every layer keeps its own P, until the "
+        "gradient comes back to it.",
+        0.015625: "P is N × N, not N × d.",
+    },
+    explanation="8,192² · 2 bytes = 128 MiB a head, times 32 heads and 32 layers = 128 GiB. An H100 has "
+    "80 GB.",
+)
+product_rule = Question(
+    "Which product is dK?",
+    difficulty=2,
+    task="A = B C gives dB = dA Cᵀ and dC = Bᵀ dA. S = Q Kᵀ · scale. What is dK?",
+    choices={
+        "a": "dS Q · scale",
+        "b": "dSᵀ Q · scale",
+        "c": "Qᵀ dS · scale",
+        "d": "dSᵀ K · scale",
+    },
+    answer="b",
+    wrong={
+        "a": "Row j of dK belongs to key j, so the sum must run over the queries: the rows of dS.",
+        "c": "That is the gradient of Kᵀ, shape d × N. Turn it over.",
+        "d": "That does not depend on Q at all. What multiplies K in S?",
+    },
+    explanation="C = Kᵀ, so the gradient of Kᵀ is Qᵀ dS · scale. Transposed: dK = dSᵀ Q · scale, N_kv × d "
+    "like K.",
+)
+jacobian_entry = Question(
+    "One entry of the Jacobian",
+    difficulty=2,
+    task="In the worked row p₂ = 0.2369 and p₃ = 0.6439. By how much does p₂ change when s₃ rises, a unit "
+    "of s₃?",
+    answer=-0.2369 * 0.6439,
+    wrong={
+        0.2369
+        * 0.6439: "The size is right. But when s₃ rises, p₂ must fall: the weights sum to 1.",
+        0.2369 * (1 - 0.2369): "That is the diagonal: what p₂ does when s₂ rises.",
+        0.6439 * (1 - 0.6439): "That is what p₃ does when s₃ rises.",
+        -0.6439: "The slope of log p₂. Times p₂, it is the slope of p₂.",
+    },
+    explanation="∂p₂/∂s₃ = −p₂ p₃ = −0.2369 · 0.6439 = −0.1525.",
+)
+jacobian_bytes = Question(
+    "All Jacobians of one head",
+    difficulty=2,
+    task="Each row of P has an N × N Jacobian of its own. N = 4,096, FP16: how many GiB for one head?",
+    answer=128,
+    unit="GiB",
+    wrong={
+        0.03125: "That is one row. There are 4,096 rows.",
+        0.0625: "That is one row, with 4 bytes a number. There are 4,096 rows.",
+    },
+    explanation="N rows of N² numbers: 4,096³ · 2 bytes = 128 GiB. Nobody builds them.",
+)
+delta_why = Question(
+    "Why D from O?",
+    difficulty=2,
+    task="D is the sum of a row of P ∘ dP, and it is also the sum of a row of dO ∘ O. Why does the tiled "
+    "backward use the second form?",
+    choices={
+        "a": "it is more exact",
+        "b": "a tile holds a piece of a row of P, so the first form needs a sweep of its own over all keys",
+        "c": "P is no longer known in the backward pass",
+        "d": "dP is larger than dO",
+    },
+    answer="b",
+    wrong={
+        "a": "In real arithmetic they are equal, and in floating point neither wins always.",
+        "c": "It is computed again, tile by tile. What is missing is the whole row at once.",
+        "d": "So it is, but the sum could be formed tile by tile. What would that cost?",
+    },
+    explanation="dS of the first tile already needs D of the whole row. From O, a row of d numbers, it is "
+    "one cheap pass: no N × N matrix is touched.",
+)
+lse_ratio = Question(
+    "P against L",
+    task="N = 8,192. A row of P takes 2 bytes a number, L takes 4 bytes a row. How many times smaller is "
+    "L?",
+    answer=4096,
+    wrong={
+        8192: "In numbers, yes. In bytes L has 4 for each row, P has 2 for each number.",
+        16384: "The other way round: L's number is the larger one.",
+        2048: "Twice as much: 8,192 · 2 bytes against 4.",
+    },
+    explanation="8,192 · 2 / 4 = 4,096.",
+)
+flops = Question(
+    "FLOPs of training",
+    difficulty=3,
+    minutes=5,
+    task="Batch 64, 16 heads, N = 1,024, d = 64, no mask. Forward and backward together, with P computed "
+    "again in *one* kernel: how many GFLOP in the matrix products?",
+    answer=962.1,
+    unit="GFLOP",
+    factor=1.005,
+    wrong={
+        824.6: "That is with P stored: 2 + 4 products. Computing S again is one more.",
+        274.9: "That is the forward pass alone.",
+        687.2: "That is the backward pass alone.",
+        1237: "That is with two kernels: S and dP are computed twice, 2 + 7 products.",
+        481.0: "A multiply-add is 2 FLOP.",
+    },
+    explanation="A product is 2 · 64 · 16 · 1,024² · 64 = 137.4 GFLOP. 2 forward and 5 backward make "
+    "7 · 137.4 = 962.1.",
+)
+faster_anyway = Question(
+    "More FLOPs, less time",
+    difficulty=2,
+    task="Computing P again adds arithmetic. Why can the backward pass be faster all the same?",
+    choices={
+        "a": "because exp is cheaper than a division",
+        "b": "because fewer FLOPs are done in total",
+        "c": "because with P stored the arithmetic units wait for memory most of the time",
+        "d": "because L makes the recomputed P less exact, hence cheaper",
+    },
+    answer="c",
+    wrong={
+        "a": "Either way there is one exp or none a score. Look at the bytes.",
+        "b": "More are done: 5 or 7 products instead of 4.",
+        "d": "P from L is as exact as P itself. Look at the bytes.",
+    },
+    explanation="Seven passes over N × N matrices take longer than the products. The extra products run on "
+    "units that were idle, and the passes are gone. Where arithmetic is the bottleneck already, "
+    "computing again costs what it costs.",
+)
+owner = Question(
+    "Who can sum dQ?",
+    difficulty=2,
+    task="Each program owns one tile of keys and walks over all queries. It can sum dK and dV of its keys "
+    "by itself. And dQ?",
+    choices={
+        "a": "also: it sees all queries",
+        "b": "no: a row of dQ is a sum over all keys, and each program has only some of them",
+        "c": "no: Q is not loaded",
+        "d": "also, if the tiles are square",
+    },
+    answer="b",
+    wrong={
+        "a": "It sees all queries, but of each query only its own keys.",
+        "c": "Q is loaded, for S and for dK. What does a row of dQ sum over?",
+        "d": "The shape of the tile does not change what is summed over.",
+    },
+    explanation="dQ_i = Σ_j dS_ij K_j. The sum over j is spread over all programs. Either they add into "
+    "shared memory cells (atomics), or parts are stored and summed later, or a second kernel with the "
+    "loops swapped owns dQ.",
+)
+atomics = Question(
+    "What atomics cost",
+    difficulty=2,
+    task="All programs add their part of dQ with atomic additions. The result is right. What is lost?",
+    choices={
+        "a": "the last bits may differ from run to run",
+        "b": "some parts may be overwritten",
+        "c": "nothing: addition is commutative",
+        "d": "the gradient is biased towards the last program",
+    },
+    answer="a",
+    wrong={
+        "b": "That is what atomic prevents: each addition is done whole.",
+        "c": "Commutative, a + b = b + a, holds in floating point. (a + b) + c = a + (b + c) does not.",
+        "d": "Rounding depends on the order, but has no favourite.",
+    },
+    explanation="Programs finish in an order that nobody fixes, and floating-point sums depend on their "
+    "order. Besides, the parts must be FP32, and they cross to memory once a tile.",
+)
+group = Question(
+    "Who shares this head?",
+    difficulty=2,
+    task="32 query heads, 8 K/V heads, numbered from 0. Which query heads add to dK of K/V head 3?",
+    choices={
+        "a": "3, 11, 19 and 27",
+        "b": "12, 13, 14 and 15",
+        "c": "3 alone",
+        "d": "all 32",
+    },
+    answer="b",
+    wrong={
+        "a": "That is h % 8. Neighbours share a head: query head h reads K/V head h // 4.",
+        "c": "Then three quarters of the gradient are lost: four query heads read this head.",
+        "d": "A query head reads one K/V head only.",
+    },
+    explanation="h // 4 = 3 for h = 12, 13, 14, 15. A number that is used four times gets the sum of four "
+    "gradients.",
+)
+second = Question(
+    "A gradient of a gradient",
+    difficulty=3,
+    task="A loss contains the *size of a gradient* (a gradient penalty), so it must be differentiated "
+    "twice. A hand-written backward returns plain numbers, with no graph behind them. What would happen "
+    "without a check?",
+    choices={
+        "a": "PyTorch derives the second derivative by itself",
+        "b": "the penalty counts as a constant: it trains nothing, and nobody is told",
+        "c": "the training stops with an error",
+        "d": "the first gradients become wrong",
+    },
+    answer="b",
+    wrong={
+        "a": "Only through operations that autograd has recorded. A kernel is none of them.",
+        "c": "That is what we want, and what has to be written.",
+        "d": "They stay right. It is what stands on them that breaks.",
+    },
+    explanation="That is the worst kind of fault. So the first gradients carry a node whose only task is to "
+    "refuse.",
+)
+training_p = Question(
+    "P in training",
+    difficulty=2,
+    minutes=3,
+    task="8 layers, 8 heads, N = 16,384, 2 sequences in a batch, P in BF16: how many GB (10⁹) does naive "
+    "attention keep for P?",
+    answer=8 * 8 * 2 * 16384**2 * 2 / 1e9,
+    unit="GB",
+    wrong={
+        4.295: "That is one layer... of one sequence: 8 heads. There are 8 layers and 2 sequences.",
+        8.59: "That is one layer.",
+        0.537: "That is one head.",
+    },
+    explanation="16,384² · 2 bytes = 0.537 GB a head, times 8 heads, 8 layers, 2 sequences = 68.7 GB.",
+)
+
+# --- by hand ----------------------------------------------------------------------------------
+
+_S, _V = np.array([1.0, 3.0, 4.0, 2.0]), np.array([1.0, 2.0, 3.0, 4.0])
+_P = np.exp(_S - 4) / np.exp(_S - 4).sum()
+
+
+def _worked(p=_P, d=None, weigh=True, sign=1.0):
+    d = float(p @ _V) if d is None else d
+    return d, *(float(sign * (x if weigh else 1) * (v - d)) for x, v in zip(p, _V, strict=True))
+
+
+by_hand = Exercise(
+    "The worked example, backwards",
+    difficulty=2,
+    minutes=8,
+    task="Scores 1, 3, 4, 2 and values 1, 2, 3, 4 gave the weights 0.0321, 0.2369, 0.6439, 0.0871 and the "
+    "output 2.786. The loss is the output itself, so dO = 1. Work out D and ds₁ to ds₄: five numbers, to "
+    "three digits.",
+    answer=_worked(),
+    rtol=3e-3,
+    hints=(
+        "dp_j = dO · v_j. With dO = 1 these are the values themselves.",
+        "D = dO · O. You know O.",
+        "ds_j = p_j (dp_j − D). Check: the four must sum to 0. Why?",
+    ),
+    wrong=[
+        (
+            (float(_P @ _V), *(float(x) for x in _P * _V)),
+            "D was not subtracted: ds_j = p_j (dp_j − D).",
+        ),
+        (_worked(d=2.5), "D is the mean of dp weighted by p, not the plain mean."),
+        (_worked(weigh=False), "dp_j − D is still to be multiplied by p_j."),
+        (_worked(sign=-1.0), "The sign is turned round: scores with a value above D must gain."),
+        (
+            (float(_P @ _V), *(float(x) for x in _P * (1 - _P) * _V)),
+            "Only the diagonal of the Jacobian was used. Each score also moves all other weights.",
+        ),
+        (
+            _worked(p=_P * np.exp(_S - 4).sum()),
+            "The weights are not divided by ℓ = 1.553: they must sum to 1.",
+        ),
+    ],
+)
+
+# --- softmax backward -------------------------------------------------------------------------
+
+
+def softmax_backward(p, dp):
+    """ds of every row: p and dp (..., N) → (..., N)."""
+    return p * (dp - (p * dp).sum(-1, keepdims=True))
+
+
+def _weights(rng):
+    for shape, scale in (((4, 7), 1.0), ((2, 3, 5), 4.0), ((3, 9), 30.0), ((6, 6), 1.0)):
+        s = scale * rng.standard_normal(shape)
+        s[..., 0, 2:] = -np.inf  # a row that sees two keys
+        p = np.exp(s - s.max(-1, keepdims=True))
+        yield p / p.sum(-1, keepdims=True), 10 * rng.standard_normal(shape) + 100
+
+
+softmax_backward = Exercise(
+    "Back through the softmax",
+    difficulty=2,
+    minutes=8,
+    task="Write softmax_backward(p, dp): p and dp have shape (..., N), each row of p is a softmax. Return "
+    "ds, the gradient of the scores, in one line and without an N × N Jacobian.",
+    answer=softmax_backward,
+    cases=_weights,
+    hints=(
+        "ds_k = Σ_j dp_j ∂p_j/∂s_k, with p_k(1 − p_k) on the diagonal and −p_j p_k elsewhere.",
+        "Take p_k out: what is left is dp_k minus one number a row.",
+        "That number is Σ_j p_j dp_j. keepdims=True lines it up with the row.",
+    ),
+    wrong=[
+        (
+            lambda p, dp: p * (1 - p) * dp,
+            "Only the diagonal of the Jacobian: the other weights move too when a score rises.",
+        ),
+        (lambda p, dp: p * dp, "The common part was not subtracted: a row of ds must sum to 0."),
+        (
+            lambda p, dp: p * (dp - dp.mean(-1, keepdims=True)),
+            "The mean of dp must be weighted by p.",
+        ),
+        (
+            lambda p, dp: p * (dp - (p * dp).sum()),
+            "One sum over everything. Each row has a sum of its own.",
+        ),
+        (
+            lambda p, dp: p * (dp - (p * dp).sum(-2, keepdims=True)),
+            "The sum runs down the columns. A softmax runs along a row.",
+        ),
+        (
+            lambda p, dp: dp - (p * dp).sum(-1, keepdims=True),
+            "The factor p in front is missing: a key with weight 0 has no gradient.",
+        ),
+        (
+            lambda p, dp: p * ((p * dp).sum(-1, keepdims=True) - dp),
+            "The sign is turned round.",
+        ),
+    ],
+)
+
+# --- D ----------------------------------------------------------------------------------------
+
+
+def row_delta(o, do):
+    """D = rowsum(dO ∘ O) in FP32: o, do (..., N, d) in FP16 → (..., N)."""
+    return (o.astype(np.float32) * do.astype(np.float32)).sum(-1)
+
+
+def _outputs(rng):
+    for shape, scale in (((5, 8), 1), ((2, 3, 6, 16), 1), ((4, 64), 300), ((3, 2000), 1)):
+        o, do = rng.standard_normal((2, *shape)) * scale + 1
+        yield o.astype(np.float16), do.astype(np.float16)
+
+
+delta = Exercise(
+    "D, in the right precision",
+    difficulty=2,
+    minutes=6,
+    task="Write row_delta(o, do): o and do are FP16, shape (..., N, d). Return D, shape (..., N), in FP32, "
+    "correct to FP32's precision, also where the products do not fit into FP16.",
+    answer=row_delta,
+    cases=_outputs,
+    reference=lambda o, do: (o.astype(float) * do.astype(float)).sum(-1),
+    rtol=1e-5,
+    hints=(
+        "Multiply number by number, and sum along the last axis.",
+        "FP16 ends at 65,504. When must the numbers become FP32?",
+    ),
+    wrong=[
+        (
+            lambda o, do: (o * do).sum(-1).astype(np.float32),
+            "Products and sum are in FP16, and only the result is turned: turn o and do first.",
+        ),
+        (
+            lambda o, do: (o * do).sum(-1, dtype=np.float32),
+            "The sum is in FP32, the products are not: turn o and do before they are multiplied.",
+        ),
+        (
+            lambda o, do: row_delta(o, do)[..., None],
+            "The last axis is to go: one number a row, shape (..., N).",
+        ),
+        (
+            lambda o, do: (o.astype(np.float32) * do.astype(np.float32)).sum(-2),
+            "The sum runs over the rows. D belongs to a row, so it sums over d.",
+        ),
+        (
+            lambda o, do: (o.astype(np.float32) * do.astype(np.float32)).mean(-1),
+            "The mean instead of the sum: it is d times too small.",
+        ),
+        (
+            lambda o, do: (do.astype(np.float32) ** 2).sum(-1),
+            "O is not used: D is the product of dO and O.",
+        ),
+    ],
+)
+
+# --- one tile ---------------------------------------------------------------------------------
+
+
+def tile_gradient(q, k, v, do, lse, delta, scale, seen):
+    """(p, ds) of one tile: q, do (rows, d), k, v (cols, d), lse, delta (rows,), seen (rows, cols)."""
+    s = q @ k.T * scale
+    p = np.where(seen, np.exp(s - lse[:, None]), 0.0)
+    ds = p * (do @ v.T - delta[:, None])
+    return p, ds
+
+
+def _tiles(rng):
+    """A tile that is a part of a longer row; a mask; rows that see nothing; large scores."""
+    d = 4
+    for rows, cols, n_kv, size, first, last in (
+        (3, 5, 12, 1.0, 0, 6),  # row i sees the keys up to i + last
+        (6, 4, 9, 8.0, 5, 3),
+        (5, 7, 7, 1.0, 0, -2),
+        (4, 6, 11, 1000.0, 2, 8),
+    ):
+        q, do = rng.standard_normal((2, rows, d))
+        k, v = rng.standard_normal((2, n_kv, d))
+        k *= size
+        seen = np.arange(n_kv)[None, :] <= np.arange(rows)[:, None] + last
+        m, l = np.full(rows, -np.inf), np.ones(rows)
+        for i in np.flatnonzero(seen.any(1)):
+            s = (q[i] @ k[seen[i]].T) * 0.7
+            m[i], l[i] = s.max(), np.exp(s - s.max()).sum()
+        part = slice(first, first + cols)
+        delta = rng.standard_normal(rows) + 1
+        yield q, k[part], v[part], do, m + np.log(l), delta, 0.7, seen[:, part]
+
+
+def _tile(q, k, v, do, lse, delta, scale, seen, mask=True, minus=True, own=False):
+    """`tile_gradient` with one thing broken."""
+    s = q @ k.T * scale
+    p = np.exp(s - lse[:, None])
+    if mask:
+        p = np.where(seen, p, 0.0)
+    if own:
+        p = p / np.maximum(p.sum(-1, keepdims=True), 1e-300)
+    return p, p * (do @ v.T - (delta[:, None] if minus else 0.0))
+
+
+def _hidden_by_a_product(q, k, v, do, lse, delta, scale, seen):
+    p = seen * np.exp(q @ k.T * scale - lse[:, None])
+    return p, p * (do @ v.T - delta[:, None])
+
+
+def _divided(q, k, v, do, lse, delta, scale, seen):
+    p = np.where(seen, np.exp(q @ k.T * scale) / np.exp(lse)[:, None], 0.0)
+    return p, p * (do @ v.T - delta[:, None])
+
+
+tile_gradient = Exercise(
+    "P and dS of one tile",
+    difficulty=3,
+    minutes=12,
+    task="Write tile_gradient(q, k, v, do, lse, delta, scale, seen) for one tile: q and do (rows, d), k and "
+    "v (cols, d), lse and delta (rows,), seen (rows, cols) of booleans. Return (p, ds). The tile is only "
+    "a part of its rows; scores may be large; a row that sees no key at all has lse = −∞, and its p and "
+    "ds are 0.",
+    answer=tile_gradient,
+    cases=_tiles,
+    hints=(
+        "p = exp(s − lse), with lse[:, None] to line it up. No maximum, no sum: lse knows both.",
+        "np.where(seen, …, 0.0) picks; a product with seen does not: 0 · ∞ is NaN.",
+        "dp = do vᵀ, and ds = p (dp − delta). The scale of dq and dk comes later.",
+    ),
+    wrong=[
+        (
+            lambda *a: _tile(*a[:6], 1.0, a[7]),
+            "The scale is missing: s = q · k · scale, as in the forward pass.",
+        ),
+        (
+            lambda *a: _tile(*a, own=True),
+            "Each row of the tile was made to sum to 1. The tile is only a part of the row: its weights "
+            "sum to less.",
+        ),
+        (
+            lambda *a: _tile(*a, mask=False),
+            "What must not be seen is seen: p is not 0 where `seen` is False.",
+        ),
+        (
+            lambda *a: _tile(*a, minus=False),
+            "delta was not subtracted from dp.",
+        ),
+        (
+            _hidden_by_a_product,
+            "seen * exp(…) does not hide an infinity: 0 · ∞ is NaN. Pick with np.where.",
+        ),
+        (
+            _divided,
+            "exp(s) / exp(lse) overflows where exp(s − lse) does not. Subtract first.",
+        ),
+        (
+            lambda *a: (lambda p, ds: (p, ds * a[6]))(*tile_gradient.answer(*a)),
+            "ds was multiplied by the scale. That factor belongs to dq = ds k · scale and to dk, once.",
+        ),
+    ],
+)
+
+# --- dQ, tile by tile -------------------------------------------------------------------------
+
+
+def tiled_dq(q, k, v, do, lse, delta, block_q, block_kv, hbm):
+    """dQ with scale 1/√d, a Q tile at a time: q, do (N, d), k, v (N_kv, d), lse, delta (N,)."""
+    dq, scale = np.empty_like(q), q.shape[1] ** -0.5
+    for i in range(0, len(q), block_q):
+        rows = slice(i, i + block_q)
+        q_i, do_i = hbm.load("Q", q[rows]), hbm.load("dO", do[rows])
+        lse_i = hbm.load("lse", lse[rows], itemsize=4)
+        delta_i = hbm.load("D", delta[rows], itemsize=4)
+        dq_i = np.zeros_like(q_i)
+        for j in range(0, len(k), block_kv):
+            k_j, v_j = hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv])
+            p = np.exp(q_i @ k_j.T * scale - lse_i[:, None])
+            ds = p * (do_i @ v_j.T - delta_i[:, None])
+            dq_i += ds @ k_j
+        hbm.store("dQ", dq[rows], dq_i * scale)
+    return dq
+
+
+def _backwards(rng):
+    for n, n_kv, d, block_q, block_kv, size in (
+        (10, 13, 4, 4, 3, 1.0),  # both ragged
+        (9, 5, 3, 4, 8, 1.0),  # fewer keys than a tile, fewer than queries
+        (6, 8, 5, 3, 4, 30.0),  # large scores
+        (1, 7, 4, 4, 2, 1.0),  # a single query
+    ):
+        q, do = rng.standard_normal((2, n, d))
+        k, v = rng.standard_normal((2, n_kv, d)) + 0.5
+        o, lse = attention.naive(size * q, k, v)
+        yield size * q, k, v, do, lse, (o * do).sum(-1), block_q, block_kv
+
+
+def _run_dq(f, *args):
+    """dQ, and the bytes that were moved by name."""
+    hbm = Hbm()
+    dq = f(*args, hbm)
+    return dq, dict(sorted(hbm.read_by_name.items())), dict(hbm.written_by_name)
+
+
+def _dq(
+    q, k, v, do, lse, delta, block_q, block_kv, hbm,
+    stop=lambda n, n_kv, b: n_kv, scale_s=None, scale_dq=None, minus=True, own=False, shared=False,
+    again=False, assign=False,
+):  # fmt: skip
+    """`tiled_dq` with one thing broken."""
+    dq, scale = np.zeros_like(q), q.shape[1] ** -0.5
+    scale_s, scale_dq = (
+        scale if scale_s is None else scale_s,
+        scale if scale_dq is None else scale_dq,
+    )
+    total = np.zeros_like(q[:block_q])
+    for i in range(0, len(q), block_q):
+        rows = slice(i, i + block_q)
+        q_i, do_i = hbm.load("Q", q[rows]), hbm.load("dO", do[rows])
+        lse_i = hbm.load("lse", lse[rows], itemsize=4)
+        delta_i = hbm.load("D", delta[rows], itemsize=4)
+        total = total[: len(q_i)] if shared else np.zeros_like(q_i)
+        for j in range(0, stop(len(q), len(k), block_kv), block_kv):
+            if again and j:
+                hbm.load("Q", q[rows]), hbm.load("dO", do[rows])
+            k_j, v_j = hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv])
+            p = np.exp(q_i @ k_j.T * scale_s - lse_i[:, None])
+            if own:
+                p = p / p.sum(-1, keepdims=True)
+            part = (p * (do_i @ v_j.T - delta_i[:, None] * minus)) @ k_j
+            total = part if assign else total + part
+        hbm.store("dQ", dq[rows], total * scale_dq)
+    return dq
+
+
+tiled_dq = Exercise(
+    "dQ, tile by tile",
+    difficulty=4,
+    minutes=20,
+    task="Write tiled_dq(q, k, v, do, lse, delta, block_q, block_kv, hbm) with q and do (N, d), k and v "
+    "(N_kv, d), lse and delta (N,), scale 1/√d. Take tiles with hbm.load(name, tile), names Q, dO, K, V, "
+    "lse, D; give back dQ with hbm.store('dQ', dq[rows], value), and return dq. lse and D are FP32: load "
+    "them with itemsize=4. N and N_kv differ and are no multiples of the blocks. One tile of Q, dO, lse "
+    "and D stays while all K and V tiles go past; the bytes are checked too.",
+    answer=tiled_dq,
+    cases=_backwards,
+    call=_run_dq,
+    hints=(
+        "Outer loop over Q tiles: load Q, dO, lse and D once, start dq_i at 0.",
+        "Inner loop over K and V tiles: p = exp(s − lse), dp = dO Vᵀ, ds = p (dp − D), dq_i += ds K.",
+        "Store dq_i · scale after the inner loop. Slices stop at the end by themselves.",
+    ),
+    wrong=[
+        (
+            lambda *a: _dq(*a, stop=lambda n, n_kv, b: max(n_kv // b, 1) * b),
+            "The last K and V tile is left out when it is shorter than the others.",
+        ),
+        (
+            lambda *a: _dq(*a, stop=lambda n, n_kv, b: min(n, n_kv)),
+            "The inner loop runs over the length of q. Keys have a length of their own.",
+        ),
+        (
+            lambda *a: _dq(*a, scale_dq=1.0),
+            "dQ = dS K · scale: the scale is missing at the end. It was in S, and the chain rule brings it "
+            "back.",
+        ),
+        (
+            lambda *a: _dq(*a, scale_s=1.0),
+            "The scale is missing in S, so P is not the P of the forward pass.",
+        ),
+        (
+            lambda *a: _dq(*a, minus=False),
+            "D was not subtracted from dP.",
+        ),
+        (
+            lambda *a: _dq(*a, own=True),
+            "P was normalised within each tile. A tile is a part of the row: exp(s − lse) is right as it "
+            "is.",
+        ),
+        (
+            lambda *a: _dq(*a, shared=True),
+            "The sum of one Q tile is carried into the next. Start dq_i at 0 for each.",
+        ),
+        (
+            lambda *a: _dq(*a, assign=True),
+            "Each K tile overwrites what the ones before it gave: dq_i += …",
+        ),
+        (
+            lambda *a: _dq(*a, again=True),
+            "Q and dO are loaded again for every K tile. Load them once, before the inner loop.",
+        ),
+    ],
+)
+
+# --- shared heads -----------------------------------------------------------------------------
+
+
+def sum_over_group(dk, kv_heads):
+    """dK of shared heads: dk (B, H, N, d), one a query head → (B, kv_heads, N, d)."""
+    b, heads, n, d = dk.shape
+    return dk.reshape(b, kv_heads, heads // kv_heads, n, d).sum(2)
+
+
+def _heads(rng):
+    for b, heads, kv_heads, n in ((2, 4, 2, 3), (1, 6, 2, 5), (3, 8, 4, 2), (2, 6, 3, 4)):
+        yield rng.standard_normal((b, heads, n, 4)) + 1, kv_heads
+
+
+sum_over_group = Exercise(
+    "The gradient of a shared head",
+    difficulty=2,
+    minutes=8,
+    task="H query heads share kv_heads K/V heads: query head h reads K/V head h // (H / kv_heads). Write "
+    "sum_over_group(dk, kv_heads): dk (B, H, N, d) has what each query head gives, return dK, shape "
+    "(B, kv_heads, N, d).",
+    answer=sum_over_group,
+    cases=_heads,
+    hints=(
+        "A number that is used several times gets the sum of the gradients of its uses.",
+        "Neighbours share: heads 0, 1, … H / kv_heads − 1 belong to K/V head 0.",
+        "reshape(B, kv_heads, group, N, d) puts the group on an axis of its own.",
+    ),
+    wrong=[
+        (
+            lambda dk, h: dk.reshape(len(dk), h, -1, *dk.shape[2:]).mean(2),
+            "The mean instead of the sum: the gradient of a shared head is as large as all of its uses.",
+        ),
+        (
+            lambda dk, h: dk.reshape(len(dk), -1, h, *dk.shape[2:]).sum(1),
+            "The heads are dealt like cards: h % kv_heads. Neighbours share a head: h // group.",
+        ),
+        (
+            lambda dk, h: dk[:, :: dk.shape[1] // h],
+            "Only the first query head of each group counts. The others read the same keys.",
+        ),
+        (lambda dk, h: dk[:, :h], "The first heads were kept and all others dropped."),
+        (
+            lambda dk, h: np.repeat(dk.sum(1, keepdims=True), h, 1),
+            "Every K/V head gets the sum over all query heads, not over its own group.",
+        ),
+        (
+            lambda dk, h: dk.reshape(len(dk), h, -1, *dk.shape[2:]).max(2),
+            "The largest of the group was taken. Gradients of several uses add up.",
+        ),
+    ],
+)
+
+# --- FLOPs ------------------------------------------------------------------------------------
+
+
+def count_flops(n, n_kv, d, heads, products, causal):
+    """FLOPs of so many matrix products over the visible pairs."""
+    pairs = sum(max(0, min(n_kv, i + n_kv - n + 1)) if causal else n_kv for i in range(n))
+    return products * 2 * d * heads * pairs
+
+
+def _sizes(rng):
+    for n, n_kv, causal in (
+        (64, 64, False),
+        (64, 64, True),
+        (5, 12, True),
+        (12, 5, True),
+        (7, 9, False),
+    ):
+        for products in (2, 5):
+            yield n, n_kv, int(rng.integers(1, 9)), int(rng.integers(2, 5)), products, causal
+
+
+count_flops = Exercise(
+    "Count the FLOPs",
+    difficulty=3,
+    minutes=10,
+    task="Write count_flops(n, n_kv, d, heads, products, causal): the FLOPs of `products` matrix products "
+    "(2 forward, 4, 5 or 7 backward) over all pairs of query and key that are visible. Causal: query i "
+    "sees key j when j ≤ i + (n_kv − n). Exact integers.",
+    answer=count_flops,
+    cases=_sizes,
+    hints=(
+        "One pair of query and key costs 2d FLOP in each product.",
+        "Without a mask there are n · n_kv pairs.",
+        "Causal: query i sees i + (n_kv − n) + 1 keys, but never fewer than 0 and never more than n_kv.",
+    ),
+    wrong=[
+        (
+            lambda n, n_kv, d, h, p, c: count_flops.answer(n, n_kv, d, h, p, c) // 2,
+            "A multiply-add is 2 FLOP.",
+        ),
+        (
+            lambda n, n_kv, d, h, p, c: p * 2 * d * h * n * n_kv,
+            "The mask is not counted: hidden pairs cost nothing in a good kernel.",
+        ),
+        (
+            lambda n, n_kv, d, h, p, c: p * 2 * d * h * n * n_kv // (2 if c else 1),
+            "Causal is not quite half: the diagonal belongs to it, and n and n_kv may differ.",
+        ),
+        (
+            lambda n, n_kv, d, h, p, c: p * 2 * d * h * (
+                sum(min(n_kv, i + 1) for i in range(n)) if c else n * n_kv
+            ),
+            "This aligns the diagonal at the top left. Here it ends at the bottom right: j ≤ i + n_kv − n.",
+        ),
+        (
+            lambda n, n_kv, d, h, p, c: p * 2 * d * h * (
+                sum(i + n_kv - n + 1 for i in range(n)) if c else n * n_kv
+            ),
+            "With more queries than keys, the first rows see no key: their count must not be negative.",
+        ),
+        (
+            lambda n, n_kv, d, h, p, c: count_flops.answer(n, n_kv, d, 1, p, c),
+            "The heads are missing.",
+        ),
+    ],
+)  # fmt: skip
