@@ -75,12 +75,13 @@ def forward_kernel(
         block_kv, block_d, True,
     )  # fmt: skip
 
-    l = tl.where(l == 0, 1.0, l)  # a row that saw no key: 0 / 1, and m alone makes its lse −∞
-    o_tile = acc / l[:, None]
+    l = tl.where(l == 0, 1.0, l)  # a row that saw no key gets 0 / 1; m alone makes its lse −∞
+    inv_l = tl.div_rn(1.0, l)
+    o_tile = acc * inv_l[:, None]
     store_tile(o, b, h, first, o_tile, block_q, block_d)
     if keep_rest:
         rest = o_tile - round_to(o_tile, q_tile.dtype).to(tl.float32)
         store_tile(o_rest, b, h, first, rest, block_q, block_d)
     at = row_offsets(head, first, n_q, block_q)
     tl.store(m_out + at, m)
-    tl.store(inv_l_out + at, 1 / l)
+    tl.store(inv_l_out + at, inv_l)

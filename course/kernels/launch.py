@@ -73,7 +73,7 @@ def launch_dkdv(q, k, v, do, dk, dv, m, inv_l, delta, *, causal, scale, tile=Non
         return dkdv_kernel[grid(n_kv, tile.block_kv, b * heads_kv)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
             *operands(tile.block_q, do), *operands(tile.block_kv, dk, dv),
-            *row_operands(tile.block_q, m, inv_l, delta), scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
+            *row_operands(tile, q, m, inv_l, delta), scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
         )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def launch_dq(q, k, v, do, dq, m, inv_l, delta, *, causal, scale, tile=None):
     with on_device(q):
         return dq_kernel[grid(n, tile.block_q, b * h)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
-            *operands(tile.block_q, do, dq), *row_operands(tile.block_q, m, inv_l, delta),
+            *operands(tile.block_q, do, dq), *row_operands(tile, q, m, inv_l, delta),
             scale, h, n, n_kv, h // heads_kv, causal, **meta(tile, d),
         )  # fmt: skip
 
@@ -126,17 +126,20 @@ def operands(block, *tensors):
     return [operand(x, block) for x in tensors]
 
 
-def row_operands(block, *tensors):
-    """The same for one number a row, as `row_statistics` lays them out."""
-    if not has_tma(tensors[0]):
+def row_operands(tile, like, *tensors):
+    """How one number a row is passed, laid out as in `row_statistics`, beside operand `like`.
+
+    With a single tile in flight each fetch by the copy engine is waited for; plain loads overlap.
+    """
+    if not has_tma(like) or tile.num_stages == 1:
         return tensors
-    shape = [tensors[0].shape[0] * tensors[0].shape[1], tensors[0].shape[2]]
-    return [TensorDescriptor(x, shape, [shape[1], 1], [1, block]) for x in tensors]
+    b, h, rows = tensors[0].shape
+    return [TensorDescriptor(x, [b * h, rows], [rows, 1], [1, tile.block_q]) for x in tensors]
 
 
 def has_tma(x):
     """Whether the copy engine fetches tiles where x is; the interpreter plays it."""
-    return interpreted or tiles.uses_tma(tiles.gpu(x.device.index)[0])
+    return interpreted or tiles.uses_tma(tiles.gpu(x.device.index)[0], x.element_size())
 
 
 def operand(x, block):

@@ -102,13 +102,14 @@ def report(
         "group": 1,
         "keep_rest": False,
     }
+    tma = uses_tma(arch, 4 if dtype == "fp32" else 2)
     types = {"scale": "fp32", "heads": "i32", "n_q": "i32", "n_kv": "i32"}
     for name in ("m", "inv_l", "delta"):
-        types[name] = f"tensordesc<fp32[1, {block_q}]>" if uses_tma(arch) else "*fp32"
+        types[name] = f"tensordesc<fp32[1, {block_q}]>" if tma and num_stages > 1 else "*fp32"
         types[f"{name}_out"] = "*fp32"
     for name, side in SIDES.items():
         block = block_q if side == "q" else block_kv
-        if uses_tma(arch):
+        if tma:
             types[name] = f"tensordesc<{dtype}[1, 1, {block}, {padded(d)}]>"
         else:  # (pointer, rows, d, strides), as in launch.operand
             types[name] = [f"*{dtype}", "i32", f"i32:{d}", ["i32", "i32", "i32"]]

@@ -20,34 +20,78 @@ class Tile(NamedTuple):
     maxnreg: int | None = None
 
 
-# {kernel: {(element bytes, block_d): Tile}} for each size of shared memory, in bytes.
-# 232,448: measured on an H200 (records/h200.json, tile_sweep).
-# 101,376 and 65,536: chosen from compiled reports (no spills, two blocks an SM), not measured.
+# {kernel: {(bytes an element, block_d): Tile}} for each size of shared memory, in bytes; what is
+# not in the row of a size is looked up in the smaller ones.
+# 232,448 (H100, H200): the fastest in records/h200.json, "tile_sweep"; d > 128 by compiled report.
+# 101,376 (RTX 30xx and later) and 65,536 (T4): chosen by compiled reports for sm_86 and sm_75, the
+# largest tiles that fit and spill little or nothing. Not measured.
 TABLE = {
     232_448: {
         "forward": {
             (2, 64): Tile(64, 128, 4, 2),
             (2, 128): Tile(128, 64, 4, 2),
             (2, 256): Tile(128, 64, 8, 2),
-            (4, 64): Tile(32, 32, 4, 2),
-            (4, 128): Tile(32, 32, 4, 2),
-            (4, 256): Tile(32, 32, 4, 2),
         },
         "dkdv": {
             (2, 64): Tile(64, 64, 4, 2, maxnreg=168),
             (2, 128): Tile(64, 64, 4, 2),
             (2, 256): Tile(64, 64, 8, 1),
-            (4, 64): Tile(32, 32, 4, 2),
-            (4, 128): Tile(32, 32, 4, 2),
-            (4, 256): Tile(16, 32, 4, 1),
         },
         "dq": {
             (2, 64): Tile(64, 64, 4, 2),
             (2, 128): Tile(128, 64, 8, 3),
             (2, 256): Tile(64, 32, 8, 2),
+        },
+    },
+    101_376: {
+        "forward": {
+            (2, 64): Tile(64, 64, 4, 2),
+            (2, 128): Tile(64, 32, 4, 2),
+            (2, 256): Tile(32, 32, 4, 1),
             (4, 64): Tile(32, 32, 4, 2),
-            (4, 128): Tile(32, 32, 4, 2),
-            (4, 256): Tile(32, 16, 4, 1),
+            (4, 128): Tile(16, 32, 4, 1),
+            (4, 256): Tile(16, 16, 4, 1),
+        },
+        "dkdv": {
+            (2, 64): Tile(64, 64, 4, 2),
+            (2, 128): Tile(64, 32, 4, 2),
+            (2, 256): Tile(32, 32, 4, 1),
+            (4, 64): Tile(32, 32, 4, 1),
+            (4, 128): Tile(16, 32, 4, 1),
+            (4, 256): Tile(16, 16, 4, 1),
+        },
+        "dq": {
+            (2, 64): Tile(64, 64, 4, 2),
+            (2, 128): Tile(64, 32, 4, 2),
+            (2, 256): Tile(32, 32, 4, 2),
+            (4, 64): Tile(32, 32, 4, 2),
+            (4, 128): Tile(16, 32, 4, 1),
+            (4, 256): Tile(16, 16, 4, 1),
+        },
+    },
+    65_536: {
+        "forward": {
+            (2, 64): Tile(32, 32, 4, 1),
+            (2, 128): Tile(32, 16, 4, 1),
+            (2, 256): Tile(16, 16, 4, 1),
+            (4, 64): Tile(32, 32, 4, 1),
+            (4, 128): Tile(16, 16, 4, 1),
+            (4, 256): Tile(16, 16, 4, 1),
+        },
+        "dkdv": {
+            (2, 64): Tile(32, 32, 4, 1),
+            (2, 128): Tile(32, 16, 4, 1),
+            (2, 256): Tile(32, 16, 4, 1),
+            (4, 64): Tile(32, 32, 4, 1),
+            (4, 128): Tile(16, 32, 4, 1),
+        },
+        "dq": {
+            (2, 64): Tile(32, 32, 4, 1),
+            (2, 128): Tile(32, 16, 4, 1),
+            (2, 256): Tile(16, 16, 4, 1),
+            (4, 64): Tile(32, 32, 4, 1),
+            (4, 128): Tile(16, 16, 4, 1),
+            (4, 256): Tile(16, 16, 4, 1),
         },
     },
 }
@@ -55,13 +99,15 @@ TABLE = {
 
 def choose(kernel, *, d, itemsize, shared_memory):
     """The tile for `kernel` ("forward", "dkdv", "dq") on a GPU with that much shared memory."""
-    fits = [size for size in TABLE if size <= shared_memory]
-    if not fits:
-        raise ValueError(
-            f"no tile fits this GPU: a block may use {shared_memory:,} bytes of shared memory, "
-            f"and the smallest table needs {min(TABLE):,}."
-        )
-    return TABLE[max(fits)][kernel][itemsize, max(64, padded(d))]
+    key = itemsize, max(64, padded(d))
+    for size in sorted(TABLE, reverse=True):
+        if size <= shared_memory and key in TABLE[size][kernel]:
+            return TABLE[size][kernel][key]
+    raise ValueError(
+        f"no tile fits this GPU: a block may use {shared_memory:,} bytes of shared memory, too "
+        f"few for head dimension {d} with {itemsize} bytes an element. Use a smaller one, or half "
+        "precision."
+    )
 
 
 def padded(d):
@@ -69,12 +115,13 @@ def padded(d):
     return max(16, 1 << (d - 1).bit_length())
 
 
-def uses_tma(capability):
-    """Whether the copy engine fetches the tiles on a GPU of this compute capability × 10.
+def uses_tma(capability, itemsize):
+    """Whether the copy engine fetches the tiles, on a GPU of this compute capability × 10.
 
-    12.x has the engine too, but there the kernels spill with it and do not without.
+    12.x has the engine too, and it would fetch FP32 as well, but the reports show spills with it
+    in both cases, and none without.
     """
-    return 90 <= capability < 120
+    return 90 <= capability < 120 and itemsize == 2
 
 
 @functools.cache
