@@ -32,22 +32,28 @@ def limits(ax, dtypes=("float16", "float32")) -> str:
     x = np.array([-25.0, 100.0])
     ax.plot(x, x / np.log(10), color=SEEN)
     ax.axvspan(x[0], 0, color=GRID, alpha=0.6, lw=0)
-    ax.text(-24, 30, "maximum taken off:\nno score above 0,\nexp in (0, 1]", va="top")
+    ax.text(
+        -24, 31, "maximum\ntaken off:\nno score\nabove 0,\nexp in (0, 1]", va="top", fontsize=12
+    )
     said = []
     for dtype, dash in zip(dtypes, (":", "--"), strict=True):
         largest = float(np.finfo(dtype).max)
         score = np.log(largest)
         ax.plot([x[0], score, score], [np.log10(largest)] * 2 + [-12], dash, color=ACCENT, lw=1.8)
         ax.plot(score, np.log10(largest), "o", color=ACCENT)
-        name = dtype.replace("float", "FP")
-        ax.annotate(f"{name} ends at {largest:.3g},\nat score {score:.1f}", (score, np.log10(largest)),
+        name, end = dtype.replace("float", "FP"), f"{largest:,.0f}"
+        if largest > 1e6:
+            digits, power = f"{largest:.1e}".split("e+")
+            end = rf"{digits} × $10^{{{int(power)}}}$"
+        ax.annotate(f"{name} ends at {end},\nat score {score:.1f}", (score, np.log10(largest)),
                     xytext=(12, -14) if score < 50 else (-12, -80), textcoords="offset points",
                     va="top", ha="left" if score < 50 else "right")  # fmt: skip
         said.append(f"{name} for scores above {score:.1f}")
     ax.set(
-        xlim=x, ylim=(-12, 43), xticks=range(-20, 101, 20), yticks=range(-10, 41, 10), xlabel="score s", ylabel="$e^s$, power of ten",
+        xlim=x, ylim=(-12, 43), xticks=range(-20, 101, 20), xlabel="score s", ylabel="$e^s$",
         title="exp leaves the range of a number very soon",
     )  # fmt: skip
+    ax.set_yticks(range(-10, 41, 10), [f"$10^{{{p}}}$" if p else "1" for p in range(-10, 41, 10)])
     return f"exp overflows {' and '.join(said)}; for scores of 0 or less it stays between 0 and 1."
 
 
@@ -70,10 +76,9 @@ def sweeps(ax, ways=SWEEPS) -> str:
     said = []
     for y, (name, parts) in enumerate(ways.items()):
         for x, part in enumerate(parts):
-            ax.barh(-y, 0.94, left=x + 0.03, height=0.62, facecolor=SEEN if x == 0 else NOW,
-                    hatch="" if x == 0 else "//", edgecolor=PAPER)  # fmt: skip
+            ax.barh(-y, 0.94, left=x + 0.03, height=0.66, facecolor=GRID)
             ax.text(x + 0.5, -y, part.replace(": ", ":\n"), ha="center", va="center", fontsize=12,
-                    linespacing=1.1, bbox=dict(facecolor=PAPER, edgecolor="none", pad=2.5))  # fmt: skip
+                    linespacing=1.1)  # fmt: skip
         accesses = sum(1 + ("write" in part) for part in parts)
         ax.text(
             3.08, -y, f"{accesses} access{'es' if accesses > 1 else ''}\nan element", va="center"
@@ -179,23 +184,6 @@ def rescale(axes, scores=SCORES, size=2) -> str:
 @static("online_rescale", size=(11, 4.2), panels=(1, 3))
 def _(axes):
     return rescale(axes)
-
-
-def denominators(ax, curves: dict) -> str:
-    """The running denominator, block after block, of several rules; `curves`: name → ℓ by block."""
-    looks = (
-        dict(color=INK, linestyle="-", marker="", lw=6, alpha=0.25),
-        dict(color=SEEN, linestyle="--", marker="D"),
-        dict(color=ACCENT, linestyle=":", marker="X"),
-    )
-    for (name, l), look in zip(curves.items(), looks, strict=False):
-        ax.plot(np.arange(1, len(l) + 1), l, label=f"{name}: ends at {l[-1]:.2f}", **look)
-    ax.set(xlabel="blocks seen", ylabel="ℓ", title="The denominator, block after block")
-    ax.set_ylim(bottom=0)
-    ax.legend(loc="upper left", handlelength=3)
-    return "Denominator after the last block: " + ", ".join(
-        f"{name} {l[-1]:.2f}" for name, l in curves.items()
-    ) + "."  # fmt: skip
 
 
 def merges(axes, scores, size: int = 2) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from course import cost
 from course.draw.static import static
 from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT
 from course.hardware import GPUS, KiB
@@ -78,7 +77,7 @@ def _(ax):
 
 
 def sram(ax, block_q: int, block_kv: int, d: int, limit: int, itemsize: int = 2) -> str:
-    """Shared memory that the tiles take, against the limit of one block."""
+    """Shared memory that the tiles take, out of `limit` bytes."""
     left, said = 0, []
     for name, size in budget(block_q, block_kv, d, itemsize).items():
         colour, hatch = FILLS[name]
@@ -90,7 +89,7 @@ def sram(ax, block_q: int, block_kv: int, d: int, limit: int, itemsize: int = 2)
         left += size
     ax.axvline(limit / KiB, color=ACCENT, ls="--")
     ax.text(
-        limit / KiB - 2, -0.55, f"limit: {binary(limit)}", color=ACCENT, ha="right", va="bottom"
+        limit / KiB - 2, -0.55, f"an SM has {binary(limit)}", color=ACCENT, ha="right", va="bottom"
     )
     ax.text((left + limit) / 2 / KiB, 0, f"free: {binary(limit - left)}", ha="center", va="center")
     ax.set(
@@ -135,37 +134,3 @@ def bytes_against(axes, counted: dict, predicted: dict) -> str:
     panels[0].set_ylabel("bytes moved")
     panels[0].legend()
     return f"Bytes counted and predicted agree at every point. From left to right in {'; '.join(said)}."
-
-
-def growth(axes, ns, d: int = 128, itemsize: int = 2) -> str:
-    """Left: bytes that must be kept, S against m and ℓ. Right: FLOPs, the same for both."""
-    ns = np.asarray(ns)
-    kept, work = axes
-    naive = ns**2 * itemsize
-    flash = ns * 2 * 4  # m and ℓ, FP32
-    operands = 4 * ns * d * itemsize
-    kept.plot(ns, naive, label="S, naive", **FLOWS["naive"].line)
-    kept.plot(ns, operands, color=SOFT, ls="-", marker="", label="Q, K, V and O")
-    kept.plot(ns, flash, label="m and ℓ, fused", **FLOWS["flash"].line)
-    sizes = [2.0**p for p in (10, 20, 30)]
-    kept.set_yscale("log", base=2)
-    kept.set_yticks(sizes, [binary(b) for b in sizes])
-    kept.set(title="Memory, one head", ylim=(2**11, 2**38))
-    kept.legend(loc="upper left")
-    flops = [cost.attention(int(n), d, flow="flash").flops for n in ns]
-    work.plot(ns, flops, color=INK, marker="v", label="naive and fused")
-    work.set(yscale="log", title="Arithmetic, one head")
-    powers = [p for p in range(6, 18, 2) if min(flops) / 10 <= 10**p <= max(flops) * 10]
-    work.set_yticks([10.0**p for p in powers], [decimal(10.0**p, "FLOP") for p in powers])
-    work.legend(loc="upper left")
-    for ax in axes:
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(ns[::2], [f"{n:,}" for n in ns[::2]])
-        ax.set_xlabel("N")
-        ax.minorticks_off()
-        ax.grid(True)
-    return (
-        f"From N = {ns[0]:,} to {ns[-1]:,}: S grows from {binary(naive[0])} to {binary(naive[-1])}, "
-        f"m and ℓ from {binary(flash[0])} to {binary(flash[-1])}, and the FLOPs of both flows "
-        f"by a factor of {flops[-1] / flops[0]:,.0f}."
-    )

@@ -253,11 +253,11 @@ linear = Question(
     answer="c",
     wrong={
         "a": "Every query still meets every key: count the pairs.",
-        "b": "The other way round: what is kept is Q, K, V, O and two numbers a row.",
+        "b": "The other way round: what is kept is Q, K, V, O and one number a row.",
         "d": "That is naive attention, which keeps S.",
     },
-    explanation="Every query meets every key: N² pairs, 4d FLOP each. But of a row only m and ℓ are "
-    "kept beside Q, K, V and O. So the work is quadratic and the memory linear.",
+    explanation="Every query meets every key: N² pairs, 4d FLOP each. But of a row of S only one number, "
+    "L, is kept beside Q, K, V and O. So the work is quadratic and the memory linear.",
 )
 
 # --- by hand ----------------------------------------------------------------------------------
@@ -561,7 +561,7 @@ merge = Exercise(
     "Merge two states",
     difficulty=3,
     minutes=10,
-    task="Write merge(a, b). Each argument is a state (m, l, o) of some keys of the same row, with o of "
+    task="Write merge_states(a, b). Each argument is a state (m, l, o) of some keys of the same row, with o of "
     "shape (d,), not yet divided by l. Return the state of all these keys together. A state that has "
     "seen nothing is (−∞, 0, zeros), and both may be that.",
     answer=merge,

@@ -51,7 +51,7 @@ def compute(row, block, step, rule):
     return {
         "row": row, "rule": rule, "scores": scores, "values": values, "terms": terms,
         "expected": expected, "history": history, "step": step, "steps": len(parts),
-        "now": parts[step - 1] if step else slice(0, 0), "m": m,
+        "now": parts[step - 1] if step else slice(0, 0), "m": m, "true_m": true_m,
         "outputs": [_divide(o, l) for *_, l, o in history],
         "want": float(safe_softmax(scores) @ values),
     }  # fmt: skip
@@ -82,7 +82,7 @@ def draw(fig, data):
     grid = fig.add_gridspec(2, 2, width_ratios=(1.9, 1))
     top, low, side = (fig.add_subplot(grid[place]) for place in ((0, 0), (1, 0), (slice(None), 1)))
     top.set(xlim=(-0.6, KEYS - 0.4), ylim=(LOW - 2.6, HIGH + 1), xticks=(), ylabel="score s")
-    top.set_title("The row: seen, in this block, not yet seen", fontsize=13)
+    top.set_title("The row: seen (blue), in this block (hatched), to come (grey)", fontsize=13)
     low.set(xlim=(-0.6, KEYS - 0.4), ylim=(0, 1.25), ylabel="term of ℓ")
     low.set_title("The terms $e^{s - m}$ that ℓ adds up (outline: as they should be)", fontsize=13)
     low.set_xticks(range(KEYS), range(1, KEYS + 1))
@@ -93,7 +93,8 @@ def draw(fig, data):
     bars = list(top.bar(x, np.zeros(KEYS), width=0.7, edgecolor=PAPER))
     names = [top.text(i, LOW - 0.4, "", ha="center", va="top", fontsize=11) for i in x]
     (peak,) = top.plot([], [], color=ACCENT, ls="--", lw=2)
-    peak_name = top.text(KEYS - 0.45, 0, "", color=ACCENT, ha="right", va="bottom", weight="bold")
+    peak_name = top.text(KEYS - 0.45, 0, "", color=ACCENT, ha="right", va="bottom", weight="bold",
+                         bbox=dict(facecolor=PAPER, edgecolor="none", pad=1.5))  # fmt: skip
     terms = list(low.bar(x, np.zeros(KEYS), width=0.7, edgecolor=PAPER))
     outlines = list(low.bar(x, np.zeros(KEYS), width=0.7, facecolor="none", edgecolor=INK, lw=1.5))
     sizes = [low.text(i, 0, "", ha="center", va="bottom", fontsize=11) for i in x]
@@ -126,7 +127,9 @@ def draw(fig, data):
         peak.set_data([-0.6, KEYS], [np.clip(m, LOW, HIGH + 0.4)] * 2)
         peak.set_visible(bool(np.isfinite(m)))
         peak_name.set_text(f"m = {_short(m)}" if np.isfinite(m) else "")
-        peak_name.set_y(np.clip(m, LOW, HIGH - 2.9))  # below the line where that is at the top
+        peak_name.set_y(
+            np.clip(m, LOW, HIGH - 3.1) + 0.3
+        )  # below the line where that is at the top
         heading.set_text(f"{data['step']} of {data['steps']} blocks seen")
         lines.set_text(_numbers(data))
         good, words = judge(data)
@@ -161,13 +164,14 @@ def judge(data):
     """(whether all is well, the verdict in words): the state, and at the end the output."""
     if not data["history"]:
         return True, "nothing seen yet"
-    good = bool(np.allclose(data["terms"], data["expected"], rtol=1e-9, atol=0))
+    good = data["m"] == data["true_m"] or not data["history"]
+    good = good and bool(np.allclose(data["terms"], data["expected"], rtol=1e-9, atol=0))
     done = data["step"] == data["steps"]
     if not done:
         return good, "the invariant holds" if good else "the invariant is broken"
     want, got = number(data["want"], 3), number(data["outputs"][-1], 3)
     if np.isclose(data["outputs"][-1], data["want"], rtol=1e-9):
-        return True, f"output {got}: right" + ("" if good else "\n(by luck)")
+        return True, f"output {got}: right" + ("" if good else "\n(m is not the maximum)")
     return False, f"output {got}:\nwrong, it is {want}"
 
 

@@ -49,8 +49,8 @@ def draw(fig, data):
         fig.add_axes(box)
         for box in (
             (0.075, 0.135, 0.105, 0.77),
-            (0.265, 0.135, 0.205, 0.77),
-            (0.57, 0.135, 0.415, 0.77),
+            (0.26, 0.135, 0.205, 0.77),
+            (0.585, 0.135, 0.4, 0.77),
         )
     )
     left.set(xlim=(-0.5, 0.5), ylim=(0, 520), xticks=(), ylabel="KiB of shared memory")
@@ -71,7 +71,7 @@ def draw(fig, data):
     bars = [
         middle.bar(i, 1e6, width=0.8, **FLOWS[flow].bar)[0] for i, flow in enumerate(FLOWS_SHOWN)
     ]
-    tops = [middle.text(i, 1e6, "", ha="center", va="bottom", fontsize=12) for i in range(3)]
+    tops = [middle.text(i, 1e6, "", ha="center", va="bottom", fontsize=11) for i in range(3)]
 
     roof_pictures.axes(right, (1, 3e5), (1e11, 2e16))
     right.set_title("On the roofline", fontsize=13)
