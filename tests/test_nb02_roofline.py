@@ -52,6 +52,14 @@ def test_a_label_alone_sits_beside_its_point():
     assert np.hypot(*(nearest - (100, 100))) < 10
 
 
+def test_a_label_between_two_points_is_nearer_to_its_own():
+    anchors = np.array([(100.0, 100.0), (160.0, 105.0)])
+    size = np.array([80, 14])
+    for mine, corner in zip(anchors, place(anchors, [size, size], (0, 0, 600, 300)), strict=True):
+        away = [np.hypot(*(np.clip(at, corner, corner + size) - at)) for at in anchors]
+        assert np.hypot(*(np.clip(mine, corner, corner + size) - mine)) == min(away)
+
+
 def test_text_size_is_matplotlibs():
     width, height = text_size("matmul 8192", 12)
     pair = text_size("matmul 8192\nadd", 12)
@@ -109,6 +117,15 @@ def test_the_roof_is_drawn_where_it_is():
     assert slope[0, 1] / slope[0, 0] == pytest.approx(3.35e12)
     assert slope[-1].tolist() == flat[0].tolist() == pytest.approx([989.4 / 3.35, 989.4e12])
     assert flat[1, 1] == 989.4e12
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("intensity", (0.05, 0.6, 10, 100, 1e3, 1e5))
+def test_the_names_of_the_roof_stay_inside(name, intensity):
+    figure = show(picture.roofline, GPUS[name], [picture.Point("it", intensity)]).figure
+    inside, drawn = figure.axes[0].get_window_extent(), boxes(figure)
+    for box in (box for text, box in drawn.items() if text.get_text().endswith("/s")):
+        assert box.x0 >= inside.x0 - 2 and box.x1 <= inside.x1 + 2
 
 
 def test_words_say_what_the_roofline_shows():
@@ -217,6 +234,7 @@ def test_what_does_not_fit_is_said():
 def test_small_work_is_overhead():
     data = compute("H100 SXM", "fp16", "add", 1, 16)
     assert data["regime"] == "overhead" and "overhead decides" in describe(data)
+    assert "Moving the bytes takes less than 1 ns, the arithmetic less than 1 ns" in describe(data)
     shortest = min(p["seconds"] for p in records.load("h200")["memory"]["roofline"])
     assert data["overhead"] == shortest
 
@@ -247,6 +265,10 @@ def test_texts_of_the_explorer_are_apart_at_every_corner(here):
         for ax in made.figure.axes:
             drawn |= {t: t.get_window_extent() for t in (*ax.texts, ax.title)
                       if t.get_visible() and t.get_text()}  # fmt: skip
+        inside = made.figure.axes[0].get_window_extent()
+        for text in made.figure.axes[0].texts:
+            if text in drawn and text.get_rotation():
+                assert drawn[text].x0 >= inside.x0 - 2, (every[i], text.get_text())
         for (a, one), (b, two) in itertools.combinations(drawn.items(), 2):
             if {a.get_rotation(), b.get_rotation()} != {0.0}:
                 continue  # the box around a slanted name is mostly empty

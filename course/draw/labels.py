@@ -12,6 +12,7 @@ from matplotlib.textpath import TextToPath
 LINE = 1.2  # height of a line of text, in font sizes, as matplotlib spaces them
 _ANGLES = np.radians([0, 180, 330, 150, 30, 210, 90, 270, 60, 240, 300, 120])  # the first is best
 _DISTANCES = np.array([6, 11, 18, 27, 38, 52, 70])  # from the point to the label, in points
+_CLEAR = 20  # points: nearer than this to another point, a label might be taken for that one's
 
 
 @cache
@@ -29,7 +30,8 @@ def place(anchors, sizes, area, obstacles=()) -> np.ndarray:
 
     anchors (labels, 2) and obstacles (boxes, 4: left, bottom, right, top) in points, sizes (labels,
     2) as of `text_size`, area a box that the labels stay in. Each label in turn takes the nearest
-    place that covers nothing; two more rounds let the early ones make room for the late ones.
+    place that covers nothing and is not as near to another point; two more rounds let the early
+    ones make room for the late ones.
     """
     anchors, sizes = np.asarray(anchors, float), np.asarray(sizes, float)
     fixed = np.asarray(obstacles, float).reshape(-1, 4)
@@ -52,7 +54,10 @@ def place(anchors, sizes, area, obstacles=()) -> np.ndarray:
             lead = np.stack([_lead(anchor, box[:2], box[2:]) for box in boxes])
             shun = np.concatenate([texts, labels, np.delete(dots, i, axis=0)])
             crossed = _overlap(lead.reshape(-1, 4), shun).sum(1).reshape(len(boxes), -1).sum(1)
-            best = np.argmin(10 * covered + 2 * crossed + 100 * outside + dislike)
+            away = _distance(boxes, anchors)
+            nearest = np.delete(away, i, axis=1).min(1, initial=np.inf)
+            doubtful = np.clip(_CLEAR - nearest, 0, None) * (nearest < away[:, i] + 2)
+            best = np.argmin(10 * covered + 2 * crossed + 100 * outside + dislike + doubtful)
             corners[i] = boxes[best, :2]
     return corners
 
@@ -61,6 +66,12 @@ def _lead(anchor, low, high):
     """Small boxes along the line from a point to its label."""
     spots = anchor + np.linspace(0.1, 1, 8)[:, None] * (np.clip(anchor, low, high) - anchor)
     return np.concatenate([spots - 1, spots + 1], axis=1)
+
+
+def _distance(boxes, points):
+    """From each box to each point, shape (boxes, points)."""
+    nearest = np.clip(points[None], boxes[:, None, :2], boxes[:, None, 2:])
+    return np.hypot(*np.moveaxis(nearest - points[None], -1, 0))
 
 
 def _overlap(boxes, others):

@@ -77,12 +77,19 @@ class Roof:
         self.flat.set_data([ridge, right], [peak, peak])
         self.ridge.set_data([ridge, ridge], [bottom, peak])
         self.waiting.set(x=left, width=ridge - left)
-        middle = _widest(start, ridge, points)
         self.slope_name.set_text(decimal(gpu.bandwidth, "B/s"))
+        # The text leans to the left of its place, and must not leave the axes there.
+        room = np.array([15, 15 + text_size(self.slope_name.get_text(), SMALL)[0] / 2])
+        room = room * np.cos(np.radians(slope_angle(self.ax)))
+        first, inside = (shift(self.ax, start, bottom, right, 0)[0] for right in room)
+        middle = max(_widest(first, ridge, points), inside)
         self.slope_name.set_position(self._above(middle, middle * gpu.bandwidth))
         self.flat_name.set_text(f"peak {decimal(peak, 'FLOP/s')}")
         reach = text_size(self.flat_name.get_text(), SMALL)[0] / 2
-        middle = min(_widest(ridge, right, points), shift(self.ax, right, peak, -reach, 0)[0])
+        least, most = (
+            shift(self.ax, x, peak, by, 0)[0] for x, by in ((ridge, reach), (right, -reach))
+        )
+        middle = min(max(_widest(ridge, right, points), least), most)
         self.flat_name.set_position(shift(self.ax, middle, peak, 0, -7))
         self.ridge_name.set_text(f"ridge {number(ridge)} FLOP/byte")
         self.ridge_name.set_position(shift(self.ax, ridge, bottom, 5, 4))
@@ -110,7 +117,7 @@ class Roof:
             )
             x -= w / 2 if name.get_ha() == "center" else 0
             y += fall * h
-            boxes.append([[x, y, x + w, y + h]])
+            boxes.append([[x - 6, y, x + w + 6, y + h]])  # two names in a row need a gap
         middle = to_points(self.ax, [self.slope_name.get_position()])[0]
         angle = np.radians(slope_angle(self.ax))
         reach = text_size(self.slope_name.get_text(), SMALL)[0] / 2
@@ -190,11 +197,11 @@ def moves(
             t = np.linspace(0, 1, 12)[:, None]
             arc = (1 - t) ** 2 * a + 2 * t * (1 - t) * control + t**2 * b
             taken += list(along(arc))
-        size = text_size(what, SMALL, "bold")
-        corner = place([apex], [size], _area(ax), taken)[0]
+        size = np.add(text_size(what, SMALL, "bold"), (8, 0))  # a gap on either side
+        corner = place([apex], [size], _area(ax), taken)[0] + (4, 0)
         ax.annotate(what, corner + np.array([0, 0.25 * SMALL]), xycoords="figure points", color=ACCENT,
                     fontsize=SMALL, weight="bold").set_in_layout(False)  # fmt: skip
-        taken.append([*corner, *(corner + size)])
+        taken.append([*corner, *(corner + size - (8, 0))])
         words += f" {what}: from {path[0].name} to {path[-1].name}."
     _name_points(ax, [point.name for point in points], list(spots.values()), taken)
     return words

@@ -8,6 +8,7 @@ from functools import cache
 import ipywidgets as widgets
 import numpy as np
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 
 from course import cost, hardware, records
 from course import roofline as model
@@ -138,6 +139,7 @@ def _rows_needed(data):
 
 
 LEFT, RIGHT = 0.04, 4e5  # FLOP/byte
+HALO = [withStroke(linewidth=3, foreground=PAPER)]  # keeps a text legible on a line that moves
 
 
 def draw(fig, data, *, gpus=hardware.GPUS):
@@ -146,18 +148,22 @@ def draw(fig, data, *, gpus=hardware.GPUS):
     side = fig.add_axes((0.65, 0.02, 0.345, 0.96), xlim=(0, 1), ylim=(0, 1))
     side.axis("off")
     bottom = LEFT / 20 * min(gpu.bandwidth for gpu in gpus.values())
-    top = 50 * max(max(gpu.peak.values()) for gpu in gpus.values())
+    top = 500 * max(max(gpu.peak.values()) for gpu in gpus.values())  # room for three lines and one
     picture.axes(ax, (LEFT, RIGHT), (bottom, top))
     ax.set_ylabel("")  # the title says it
     title = ax.set_title("", loc="left")
-    ax.annotate("waiting for memory", (5, 24), xycoords="axes points", fontsize=12, style="italic",
-                color=picture.MEMORY)  # fmt: skip
+    waits = ax.text(0.01, 0.985, "", transform=ax.transAxes, fontsize=12, style="italic", va="top",
+                    color=picture.MEMORY)  # fmt: skip
+    works = ax.text(0.99, 0.985, "working", transform=ax.transAxes, fontsize=12, style="italic",
+                    ha="right", va="top", color=INK)  # fmt: skip
 
     roof = picture.Roof(ax)
     marks = [ax.plot([], [], "o", ms=6, mfc=PAPER, mec=SOFT, zorder=3)[0] for _ in LANDMARKS]
     mark_names = [
         ax.text(1, 1, name, fontsize=10, color=SOFT, va="top", zorder=3) for name in LANDMARKS
     ]
+    for text in (roof.ridge_name, roof.flat_name, *mark_names):
+        text.set_path_effects(HALO)
     (stem,) = ax.plot([], [], color=ACCENT, lw=1.2, ls=":", zorder=1)
     (lead,) = ax.plot([], [], color=ACCENT, lw=1.2, zorder=3)
     (point,) = ax.plot([], [], ms=14, mec=PAPER, mew=1.5, zorder=5)
@@ -178,17 +184,8 @@ def draw(fig, data, *, gpus=hardware.GPUS):
 
     def move(data):
         there = data["supported"]
-        for artist in (
-            *roof.artists,
-            *marks,
-            *mark_names,
-            stem,
-            lead,
-            point,
-            name,
-            sums[1],
-            bars[1],
-        ):
+        shown = [waits, works, *roof.artists, *marks, *mark_names, stem, lead, point, name]
+        for artist in (*shown, sums[1], bars[1]):
             artist.set_visible(there)
         title.set_text(f"Attainable rate, {data['name']}, {data['dtype']}")
         missing.set_text("" if there else textwrap.fill(_refusal(data), 34))
@@ -200,30 +197,36 @@ def draw(fig, data, *, gpus=hardware.GPUS):
             name.set_text(
                 f"{data['operation']}\n{picture.number(x)} FLOP/byte\n{decimal(y, 'FLOP/s')}"
             )
-            taken = _put_name(ax, name, lead, x, y, data["ridge"])
-            taken = [x, taken, *(at for at in data["landmarks"].values() if at > data["ridge"])]
-            roof.move(data["gpu"], data["dtype"], points=taken)
+            _put_name(ax, name, lead, x, y, data["ridge"])
+            flat = [at for at in data["landmarks"].values() if at > data["ridge"]]
+            roof.move(data["gpu"], data["dtype"], points=[x, *flat])
             _put_marks(ax, data, marks, mark_names)
+            waits.set_text(_fitting(ax, data["ridge"], "waiting for memory", "waiting"))
         _put_times(data, sums, bars)
         verdict.set_text(_verdict(data))
         best = data["help"][0] if there else "Choose a data type that this chip has."
         advice.set_text(textwrap.fill(best, 40))
-        return [title, *roof.artists, *marks, *mark_names, stem, lead, point, name, missing,
-                verdict, *sums, *bars, advice]  # fmt: skip
+        return [title, *shown, missing, verdict, *sums, *bars, advice]
 
     return move
+
+
+def _fitting(ax, ridge, *texts):
+    """The first of the texts that fits left of the ridge, or the last."""
+    left, right = picture.to_points(ax, [(LEFT, 1), (ridge, 1)])[:, 0]
+    return next((t for t in texts if text_size(t, 12)[0] < right - left - 10), texts[-1])
 
 
 def _put_marks(ax, data, marks, names):
     for mark, name, x in zip(marks, names, data["landmarks"].values(), strict=True):
         y = model.attainable(x, data["gpu"], data["dtype"])
         mark.set_data([x], [y])
-        right, up = (7, -4) if x < data["ridge"] else (0, -22)  # there, under the peak's name
+        right, up = (7, -4) if x < data["ridge"] else (6, -25)  # there, under the peak's name
         name.set_position(picture.shift(ax, x, y, right, up))
 
 
 def _put_name(ax, name, lead, x, y, ridge):
-    """Left of the point and above it, inside the axes, clear of the roof; where it ends (intensity).
+    """Left of the point and above it, inside the axes, clear of the roof and of the name on its slope.
 
     Where that is far from the point, a line leads to it.
     """
@@ -234,11 +237,9 @@ def _put_name(ax, name, lead, x, y, ridge):
     right = here + (4 if x < ridge else width / 2)
     right = min(max(right, low + 6 + width), high - 4)
     overhang = max(0, min(right, top) - here) * np.tan(np.radians(picture.slope_angle(ax)))
-    up = overhang + (10 if overhang < 8 else 4)
-    edge = picture.shift(ax, x, y, right - here, up)
-    name.set_position(edge)
+    up = overhang + (10 if overhang < 8 else 22)
+    name.set_position(picture.shift(ax, x, y, right - here, up))
     lead.set_data([x, x], [y, picture.shift(ax, x, y, 0, up)[1] if overhang > 8 else y])
-    return edge[0]
 
 
 def _put_times(data, sums, bars):
@@ -248,13 +249,22 @@ def _put_times(data, sums, bars):
     peak = decimal(gpu.peak.get(data["dtype"], 0), "FLOP/s")
     call = "a call here" if data["name"] == HERE else "a launch (H200)"
     texts = [
-        f"{decimal(counted.bytes)} ÷ {decimal(gpu.bandwidth, 'B/s')} = {seconds(times[0])}",
-        f"{decimal(counted.flops, 'FLOP')} ÷ {peak} = {seconds(times[1])}",
+        f"{decimal(counted.bytes)} ÷ {decimal(gpu.bandwidth, 'B/s')} {_equals(times[0])}",
+        f"{decimal(counted.flops, 'FLOP')} ÷ {peak} {_equals(times[1])}",
         f"{call}: {seconds(times[2])}",
     ]
     for text, bar, said, time in zip(sums, bars, texts, times, strict=True):
         text.set_text(said)
         bar.set_width(max(time / max(times), 0.004))
+
+
+def _equals(time):
+    """A nanosecond is about two beats of a chip's clock: a shorter time is no more than a bound."""
+    return f"= {seconds(time)}" if time >= 1e-9 else "< 1 ns"
+
+
+def _takes(time):
+    return seconds(time) if time >= 1e-9 else "less than 1 ns"
 
 
 def _colour(data):
@@ -300,8 +310,8 @@ def describe(data):
     text = (
         f"On {chip} in {data['dtype']}, {what} does "
         f"{picture.number(data['cost'].intensity)} FLOP per byte; the ridge is at "
-        f"{picture.number(data['ridge'])}. Moving the bytes takes {seconds(data['memory_time'])}, "
-        f"the arithmetic {seconds(data['compute_time'])}: {data['bound']}-bound."
+        f"{picture.number(data['ridge'])}. Moving the bytes takes {_takes(data['memory_time'])}, "
+        f"the arithmetic {_takes(data['compute_time'])}: {data['bound']}-bound."
     )
     if data["bound"] == "memory":
         busy = 100 * data["compute_time"] / data["memory_time"]
