@@ -30,6 +30,7 @@ ridge = Exercise(
     "in TFLOP/s and the bandwidth in GB/s.",
     answer=_ridge,
     cases=_data_sheets,
+    rtol=1e-3,  # data sheets have three or four digits
     hints=(
         "Bring both to plain units first: FLOP/s and bytes/s.",
         "1 TFLOP/s is 1e12 FLOP/s, 1 GB/s is 1e9 bytes/s. Then divide.",
@@ -61,7 +62,7 @@ layer_norm = Exercise(
     "Count a layer norm",
     difficulty=2,
     minutes=6,
-    task="Write layer_norm(rows, width, itemsize): the FLOPs and the bytes of one fused layer norm, "
+    task="Write layer_norm_cost(rows, width, itemsize): the FLOPs and the bytes of one fused layer norm, "
     "as a pair. Per element: 1 FLOP for the mean, 3 for the variance, 2 to subtract and scale, 2 "
     "for weight and bias. It reads x, the weight and the bias (one row each) and writes y.",
     answer=_layer_norm,
@@ -95,6 +96,14 @@ layer_norm = Exercise(
             lambda r, w, s: (6 * r * w, (2 * r * w + 2 * w) * s),
             "Two FLOP an element are missing: weight and bias.",
         ),
+        (
+            lambda r, w, s: (8 * r * w, (2 * r * w + w) * s),
+            "Weight and bias are two rows, not one.",
+        ),
+        (
+            lambda r, w, s: ((2 * r * w + 2 * w) * s, 8 * r * w),
+            "The other way round: FLOPs first, then bytes.",
+        ),
     ],
 )
 
@@ -115,7 +124,7 @@ attainable = Exercise(
     difficulty=2,
     minutes=4,
     task="Write attainable(intensity, peak, bandwidth): the highest rate in FLOP/s at each "
-    "intensity of an array.",
+    "intensity of an array, as an array.",
     answer=_attainable,
     cases=_roofs,
     hints=(
@@ -129,7 +138,14 @@ attainable = Exercise(
         ),
         (lambda i, p, b: i * b, "Past the ridge the peak is the limit: this keeps on rising."),
         (lambda i, p, b: np.full_like(i, p), "Left of the ridge the bytes set a lower limit."),
-        (lambda i, p, b: min(p, i * b), "min() cannot compare an array with a number."),
+        (
+            lambda i, p, b: min(p, i * b),
+            "min() and if want one number, and this is an array: np.minimum takes each in turn.",
+        ),
+        (
+            lambda i, p, b: [min(p, x * b) for x in i],
+            "The numbers are right, but in a list: np.minimum gives an array.",
+        ),
         (
             lambda i, p, b: np.minimum(p, i / b),
             "Intensity times bandwidth: FLOP/byte · byte/s = FLOP/s.",
@@ -207,7 +223,7 @@ critical_batch = Exercise(
     minutes=8,
     task="A decode step reads every weight once, whatever the batch, and does one multiply-add per "
     "weight and sequence. Write critical_batch(peak, bandwidth, bytes_per_weight): the batch at "
-    "which arithmetic takes as long as reading the weights (peak in FLOP/s).",
+    "which arithmetic takes as long as reading the weights (peak in FLOP/s), not rounded.",
     answer=_critical_batch,
     cases=_chips,
     hints=(
@@ -221,6 +237,10 @@ critical_batch = Exercise(
         (lambda p, b, w: p / b / w / 2, "Smaller weights need a smaller batch, not a larger one."),
         (lambda p, b, w: 2 * p / b * w, "Two FLOP a weight and sequence: divide by them."),
         (lambda p, b, w: b / p * w / 2, "The ridge is peak over bandwidth, not the other way."),
+        (
+            lambda p, b, w: np.ceil(p / b * w / 2),
+            "Rounded to whole sequences: leave it as it is, so that the digits can be compared.",
+        ),
     ],
 )
 
@@ -236,10 +256,12 @@ add_time = Question(
     "3.35 TB/s. How long does it take at the least, in microseconds?",
     answer=model.time(_ADD, H100) * 1e6,
     unit="µs",
-    factor=2,
+    factor=1.3,
     wrong={
         model.compute_time(_ADD, H100) * 1e6: "That is the arithmetic alone. The numbers must come "
         "from memory, and go back.",
+        model.time(cost.elementwise(2**24), H100)
+        * 1e6: "Three vectors cross, not two: two come in, and the result goes out.",
     },
     explanation="Two vectors in, one out: 3 × 2 bytes × 2^24 = 101 MB, which take 30 µs at 3.35 "
     "TB/s. The arithmetic needs 0.017 µs of that.",
@@ -254,7 +276,7 @@ cheaper_arithmetic = Question(
         "a": "Only if the arithmetic were the longer of the two times. It is 0.06 % of it.",
         "b": "Bytes and arithmetic overlap: the time is the longer of the two, not their sum.",
     },
-    explanation="The time is the longer of two, and the bytes take 1,770 times as long as the "
+    explanation="The time is the longer of two, and the bytes take 1,772 times as long as the "
     "arithmetic. Only moving fewer bytes helps.",
 )
 
@@ -269,6 +291,7 @@ sparse_peak = Question(
     wrong={
         100 * 9600 * 0.05 / 1979: "That divides by the sparse peak, which a dense matmul can never "
         "reach. The dense one is half: 989.4.",
+        9600 * 0.05e12 / H100.peak["fp16"]: "As a fraction, yes. In per cent?",
     },
     explanation="9,600 × 0.05 = 480 TFLOP/s, and 480 / 989.4 = 48.5 %. Against the sparse 1,979 it "
     "looks like 24.3 %: half as good as it is.",
@@ -281,7 +304,7 @@ book_bandwidth = Question(
     "prints its bandwidth utilisation as 70 %. What is it, in per cent?",
     answer=35,
     unit="%",
-    wrong={70: "That is the book's: it divides by 1 TB/s."},
+    wrong={70: "That is the book's: it divides by 1 TB/s.", 0.35: "As a fraction. In per cent?"},
     explanation="700 / 2,000 = 35 %.",
 )
 
@@ -331,7 +354,9 @@ new_card = Question(
     "How many times faster does a memory-bound kernel get?",
     answer=H100.bandwidth / A100.bandwidth,
     unit="times",
+    factor=1.05,  # the page says 1.6-fold
     wrong={
+        A100.bandwidth / H100.bandwidth: "Upside down: the new card over the old one.",
         H100.peak["fp16"] / A100.peak["fp16"]: "That is the ratio of the peaks. This kernel never "
         "gets near either of them.",
     },
@@ -405,7 +430,7 @@ brackets = Question(
     answer=(2 * (2 * 1024**2) + 4 * 1024**2) * 1e-9 / 1e-4,
     unit="GB/s",
     wrong={
-        4 * 1024**2 * 1e-9 / 1e-4: "That is the output alone: the inputs cross as well.",
+        4 * 1024**2 * 1e-9 / 1e-4: "That is the output alone, or the inputs alone: both cross.",
     },
     explanation="The factor 1e-9 / t must multiply the whole sum: 8.39 MB in 0.1 ms is 83.9 GB/s.",
 )
@@ -416,6 +441,9 @@ capacity = Question(
     task="A card has 80 GB, and a tool shows GiB. What does the tool show?",
     answer=80e9 / 2**30,
     unit="GiB",
-    wrong={80: "80 GB are 80e9 bytes, and a GiB is 2^30 of them."},
+    wrong={
+        80: "80 GB are 80e9 bytes, and a GiB is 2^30 of them.",
+        80 * 2**30 / 1e9: "The other way round: a GiB is larger than a GB, so there are fewer.",
+    },
     explanation="80e9 / 2^30 = 74.5 GiB. (141 GB of an H200 are 131.3 GiB.)",
 )
