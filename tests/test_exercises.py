@@ -3,6 +3,7 @@
 import functools
 import importlib
 import pkgutil
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -337,6 +338,14 @@ def test_tensors_work_and_bfloat16_too():
         "dtype is float32; it should be bfloat16" in double.verdict(lambda x: 2.0 * x.float(), 0)[1]
     )
     assert "changes its input" in " ".join(double.verdict(lambda x: x.mul_(2), 0)[1].split())
+
+
+def test_a_fraction_is_a_number_and_a_string_is_none():
+    third = Exercise("A third", task="", answer=lambda: 1 / 3, wrong=[], cases=lambda rng: [()])
+    assert third.verdict(lambda: Fraction(1, 3), 0)[0] == "right"
+    assert third.verdict(lambda: Fraction(1, 2), 0)[0] == "wrong"
+    status, said = third.verdict(lambda: str(1 / 3), 0)
+    assert status == "wrong" and "It gives '0.333" in said  # with its quotes: they are what is wrong
 
 
 def test_hints_come_one_by_one(capsys):

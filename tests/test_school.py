@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from course import cost, school
-from course.draw.levels import ladder, stairs
+from course.draw import show
+from course.draw.levels import ladder, staircase, stairs
 from course.explore import day as day_explorer
 from course.explore import pyramid as pyramid_explorer
 from course.explore import school as school_explorer
@@ -116,6 +117,16 @@ def test_unknown_flows_are_refused():
         school.visits(1, 1, 1, "fused")
 
 
+def test_a_visit_takes_twenty_minutes_and_the_work_half_a_minute():
+    """As notebook 01 reckons by hand: 5 in the queue, 5 over, 5 back, 5 in the queue."""
+    naive, fused = (school.day(4, 5, 5, flow) for flow in ("naive", "fused"))
+    assert naive.walking + naive.queueing == 80 and fused.walking + fused.queueing == 20
+    assert f"{naive.minutes:.1f} {fused.minutes:.1f} {60 * fused.working:.0f}" == "80.5 20.5 30"
+    assert 60 * (school.day(6, 5, 5, "fused").minutes - fused.minutes) == pytest.approx(
+        15, rel=0.01
+    )
+
+
 # --- the sliders ------------------------------------------------------------------------------
 
 
@@ -137,6 +148,16 @@ def test_the_day_only_goes_forward_and_ends_done(steps, loads):
             for lane in walking
         )
     assert days[-1]["now"] == days[-1]["end"]
+
+
+def test_the_ticks_of_the_day_are_at_the_minutes_they_name():
+    explorer = day_explorer(moment=0, steps=6, loads=2)
+    ticks = [text for text in explorer.figure.axes[1].texts if text.get_text().endswith(" min")]
+    assert [tick.get_text() for tick in ticks] == [f"{60 * i} min" for i in range(5)]
+    end = school.day(6, 10, 5, "naive").minutes
+    assert [tick.get_position()[1] for tick in ticks] == pytest.approx(
+        [60 * i / end for i in range(5)]
+    )
 
 
 def test_the_school_slider_shows_the_days():
@@ -181,9 +202,13 @@ def test_a_machine_that_names_no_cache_has_one_step():
     assert len(stairs(points, [level("ram", None)])) == 1
 
 
-def test_the_ladder_speaks_its_numbers():
-    from course.draw import show
+def test_a_staircase_says_how_far_it_falls_also_where_no_cache_is_named():
+    points = [dict(bytes=2**e, bandwidth=b, low=b, high=b) for e, b in ((15, 2e11), (28, 1e10))]
+    words = show(staircase, points, [level("ram", None)], "here").words
+    assert "By level: RAM 10 GB/s. The fastest copy is 20.0 times as fast as the largest." in words
 
+
+def test_the_ladder_speaks_its_numbers():
     words = show(ladder).words
     assert "HBM 299 µs" in words and "host memory 15.6 ms" in words
     relative = [LADDER[3].bandwidth / far.bandwidth for far in LADDER[4:]]

@@ -48,7 +48,7 @@ def staircase(ax, points: Sequence[dict], levels: Sequence[Level], title: str = 
     left, right = sizes[0] / 3, sizes[-1] * 2
     bottom, top = min(rates) / 2.2, max(rates) * 6
     ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top),
-           xlabel="working set: source and destination together", ylabel="copied, bytes/s")  # fmt: skip
+           xlabel="working set: source and destination together", ylabel="copy bandwidth")  # fmt: skip
     for i, step in enumerate(steps):
         style = LEVELS[step["paint"]]
         start, end = max(step["low"], left), min(step["high"], right)
