@@ -345,7 +345,8 @@ def test_a_fraction_is_a_number_and_a_string_is_none():
     assert third.verdict(lambda: Fraction(1, 3), 0)[0] == "right"
     assert third.verdict(lambda: Fraction(1, 2), 0)[0] == "wrong"
     status, said = third.verdict(lambda: str(1 / 3), 0)
-    assert status == "wrong" and "It gives '0.333" in said  # with its quotes: they are what is wrong
+    assert status == "wrong"
+    assert "It gives '0.333" in said  # with its quotes: they are what is wrong
 
 
 def test_hints_come_one_by_one(capsys):
