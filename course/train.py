@@ -20,19 +20,6 @@ def load_text(path: Path = TEXT) -> tuple[torch.Tensor, str]:
     return torch.tensor([characters.index(c) for c in text]), characters
 
 
-def rotate(x):
-    """Turn pairs of each row by angles in step with its position (RoPE, arXiv:2104.09864).
-
-    x (..., N, d), d even. A score q · k then depends on how far apart the two positions are.
-    """
-    n, d = x.shape[-2:]
-    speed = 10_000.0 ** (-torch.arange(0, d, 2, device=x.device) / d)
-    angle = torch.arange(n, device=x.device)[:, None] * speed
-    a, b = x.chunk(2, -1)
-    turned = a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
-    return torch.cat(turned, -1).to(x.dtype)
-
-
 class Attention(nn.Module):
     """Each position looks back at the positions before it: `attend(q, k, v, causal=True)`."""
 
@@ -47,7 +34,7 @@ class Attention(nn.Module):
         b, n, width = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         with torch.autocast(x.device.type, enabled=False):  # attend works in the type of q
-            o = self.attend(rotate(q), rotate(k), v, causal=True)
+            o = self.attend(q, k, v, causal=True)
         return self.out(o.transpose(1, 2).reshape(b, n, width))
 
 
@@ -71,16 +58,17 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Guesses the next character at every position: tokens (B, N) → scores (B, N, characters)."""
 
-    def __init__(self, attend, *, characters, width, heads, layers, seed=0):
+    def __init__(self, attend, *, characters, n, width, heads, layers, seed=0):
         super().__init__()
         torch.manual_seed(seed)
-        self.token = nn.Embedding(characters, width)
+        self.token, self.place = nn.Embedding(characters, width), nn.Embedding(n, width)
         self.blocks = nn.Sequential(*(Block(width, heads, attend) for _ in range(layers)))
         self.scores = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, characters))
 
     def forward(self, tokens):
         """Scores of every character at every position, before the softmax."""
-        return self.scores(self.blocks(self.token(tokens)))
+        place = self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        return self.scores(self.blocks(self.token(tokens) + place))
 
 
 def windows(text, n, batch, seed=0):

@@ -218,14 +218,14 @@ def _(ax):
 
 def row_sums(ax, sums: dict, largest) -> str:
     """Sum of a row of P recomputed from L, against the largest score, for each way to keep L."""
-    looks = (("#8c8c8c", "^", ":"), (SOFT, "s", "--"), (INK, "o", "-"))
+    looks = ((SOFT, "s", "--"), (INK, "o", "-"))
     for (name, values), (colour, marker, dash) in zip(sums.items(), looks, strict=True):
         ax.plot(largest, values, color=colour, marker=marker, ls=dash, label=name)
     ax.set(xscale="log", xlabel="largest score of the row", ylabel="sum of the row of P")
     ax.axhline(1, color=ACCENT, lw=1)
     ax.minorticks_off()
     ax.grid(True)
-    ax.legend(loc="lower left")
+    ax.legend(loc="upper left")
     ends = "; ".join(f"{name} {values[-1]:.3f}" for name, values in sums.items())
     return f"A row of P must sum to 1. At the largest scores ({largest[-1]:.0e}) it is: {ends}."
 

@@ -29,7 +29,7 @@ def record() -> dict:
         "layer_points": [_layer(flow, n) for flow in ("naive", "ours") for n in LENGTHS],
         "stamp": measure.stamp(
             "cuda",
-            "character transformer in plain PyTorch, causal, rotary positions, weights FP32, autocast BF16 unless fp32; "
+            "character transformer in plain PyTorch, causal, weights FP32, autocast BF16 unless fp32; "
             "off: loss minus that of naive in fp32; points: one training step, median of 5 by the wall "
             "clock, kept: allocated between forward and backward, above what was there before, peak: "
             "of the step, all that torch's allocator gives; layer: attention alone, FP16, not causal, "
@@ -44,18 +44,18 @@ def _attend(flow):
     return {"naive": naive.attention, "ours": attention}[flow]
 
 
-def _model(flow):
+def _model(flow, n):
     from course import train
 
     text, characters = train.load_text()
-    model = train.Transformer(_attend(flow), characters=len(characters), **SHAPE)
+    model = train.Transformer(_attend(flow), characters=len(characters), n=n, **SHAPE)
     return model.cuda(), text, characters
 
 
 def _curve(flow, dtype):
     from course import train
 
-    model, text, characters = _model(flow)
+    model, text, characters = _model(flow, CURVE["n"])
     batches = train.windows(text, CURVE["n"], CURVE["batch"])
     half = dtype == "bf16"
     losses = train.train(model, batches, CURVE["steps"], half=half, lr=5e-4)
@@ -72,7 +72,7 @@ def point(flow, n):
     from course import train
 
     torch.cuda.empty_cache()
-    model, text, _ = _model(flow)
+    model, text, _ = _model(flow, n)
     batches = train.windows(text, n, TOKENS // n)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4)
     seconds, result = [], {"flow": flow, "n": n}
