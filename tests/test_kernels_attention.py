@@ -57,7 +57,7 @@ def test_the_result_does_not_depend_on_the_tile(causal):  # A1, A3, A10
     do, dlse = random(*q.shape, seed=5), random(*q.shape[:3], seed=6)
     options = {"causal": causal, "scale": 0.25}
     results = []
-    for block_q, block_kv in itertools.product([16, 32, 128], repeat=2):
+    for block_q, block_kv in ((16, 16), (16, 128), (32, 64), (64, 32), (128, 16)):
         tile = tiles.Tile(block_q, block_kv, 4, 1)
         o, rest, m, inv_l = launch.forward(q, k, v, **options, tile=tile)
         grads = launch.backward(

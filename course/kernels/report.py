@@ -7,6 +7,7 @@ memory are read from the loaded kernel.
 """
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import json
@@ -35,6 +36,7 @@ SM = {
     121: (1536, 24, 102_400, 101_376, 1024),
 }
 REGISTERS = 65_536
+CRASHED = {"error": "the compiler crashed"}
 INSTRUCTIONS = {  # in PTX, counted in the text
     "wgmma": r"wgmma\.mma_async",
     "tcgen05": r"tcgen05\.mma",
@@ -142,7 +144,7 @@ def occupancy(registers, shared_bytes, num_warps, arch) -> tuple[int, str]:
     """(blocks an SM holds at once, what keeps it from holding more)."""
     threads, blocks, shared_sm, shared_block, reserved = SM[arch]
     a_warp = -(-registers * 32 // 256) * 256
-    a_block = -(-(shared_bytes + reserved) // 128) * 128
+    a_block = max(-(-(shared_bytes + reserved) // 128), 1) * 128
     limits = {
         "registers": REGISTERS // a_warp // num_warps,
         "shared memory": shared_sm // a_block if shared_bytes <= shared_block else 0,
@@ -167,6 +169,8 @@ def _facts(request: str) -> dict:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         facts = _ask(request)
+    if facts == CRASHED:  # perhaps not the kernel's fault: ask again next time
+        return facts
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(facts))
@@ -206,12 +210,14 @@ def _child():
 
 def _ask(request):
     child = _child()
-    child.stdin.write(request + "\n")
-    child.stdin.flush()
-    answer = child.stdout.readline()
+    answer = ""
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(request + "\n")
+        child.stdin.flush()
+        answer = child.stdout.readline()
     if not answer:  # the compiler took the child down with it
         _child.cache_clear()
-        return {"error": "the compiler crashed"}
+        return CRASHED
     return json.loads(answer)
 
 
