@@ -174,7 +174,7 @@ def matmul_share(block_q: int, block_kv: int, d: int) -> float:
 
 @static("tile_clocks", size=(11, 3.6))
 def _(ax):
-    return clocks(ax, [(128, 64, 128), (128, 64, 64)])
+    return clocks(ax, [(64, 128, 128), (64, 128, 64)])
 
 
 # --- measured ---------------------------------------------------------------------------------

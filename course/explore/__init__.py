@@ -16,6 +16,7 @@ EXPLORERS = (  # the modules of this package that build an explorer, each by a f
     "attention_bytes",
     "online",
     "tiles",
+    "forward_tiles",
     "backward",
 )
 
