@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from course.draw.kernels import STYLES as LIBRARIES
 from course.draw.static import static
 from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT
 from course.hardware import GPUS
@@ -257,6 +258,30 @@ def layer(axes, points) -> str:
     _log_ticks(kept, decimal)
     _log_ticks(timed, seconds)
     return f"One attention layer, against N. {'; '.join(said)}."
+
+
+def speeds(axes, points, dtype: str = "fp16", causal: bool = False) -> str:
+    """Recorded: FLOP/s of the backward pass over N for each library, a panel for each d."""
+    said = []
+    mine = [p for p in points if p["dtype"] == dtype and p["causal"] == causal]
+    top = max(p["backward"]["flops"] for p in mine) / 1e12
+    for ax, d in zip(axes, sorted({p["d"] for p in mine}), strict=True):
+        for flow, style in LIBRARIES.items():
+            line = [p for p in mine if (p["flow"], p["d"]) == (flow, d)]
+            rates = [p["backward"]["flops"] / 1e12 for p in line]
+            ax.plot([p["n"] for p in line], rates, label=style.label, **style.line)
+            if flow in ("ours", "cuDNN"):
+                said.append(f"d = {d}, {style.label} {rates[-1]:.0f} at N = {line[-1]['n']:,}")
+        n = sorted({p["n"] for p in mine})
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(n, [f"{x:,}" for x in n], fontsize=11)
+        ax.minorticks_off()
+        ax.set(ylim=(0, 1.08 * top), xlabel="N", title=f"d = {d}")
+        ax.grid(True, axis="y")
+    axes[0].set_ylabel("TFLOP/s, backward")
+    handles, labels = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return f"TFLOP/s of the backward pass, {dtype}, {'causal' if causal else 'no mask'}. {'; '.join(said)}."
 
 
 def losses(axes, curves: dict, off: dict | None = None) -> str:

@@ -108,7 +108,7 @@ flops = Question(
     difficulty=3,
     minutes=5,
     task="Batch 64, 16 heads, N = 1,024, d = 64, no mask. Forward and backward together, with P computed "
-    "again in *one* kernel: how many GFLOP in the matrix products?",
+    "again in one kernel: how many GFLOP in the matrix products?",
     answer=962.1,
     unit="GFLOP",
     factor=1.005,
@@ -204,7 +204,7 @@ group = Question(
 second = Question(
     "A gradient of a gradient",
     difficulty=3,
-    task="A loss contains the *size of a gradient* (a gradient penalty), so it must be differentiated "
+    task="A loss contains the size of a gradient (a gradient penalty), so it must be differentiated "
     "twice. A hand-written backward returns plain numbers, with no graph behind them. What would happen "
     "without a check?",
     choices={
