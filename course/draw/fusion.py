@@ -253,6 +253,10 @@ def dram(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str
         ax.text(0.9 * edge, 21.5, f"fits in the {gpu.name}'s L2", color=LEVELS["l2"].colour,
                 ha="right", va="top", weight="bold")  # fmt: skip
     _measured(ax, points, mine, counted)
+    for p in points:
+        if counted(p) > 21:  # off the scale
+            ax.text(4 * p["n"], 21.5, f"{counted(p):.0f}n at n = {p['n']:,}", va="top", weight="bold",
+                    color=STYLES[p["flow"]][0].colour)  # fmt: skip
     ax.legend(loc="center", bbox_to_anchor=(0.33, 0.55))
     said = "; ".join(
         f"at n = {at['eager']['n']:,}: "

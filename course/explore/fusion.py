@@ -67,7 +67,7 @@ def compute(gpu, chain, elements, dtype, launched):
     return data
 
 
-LEFT, RIGHT, BOTTOM, TOP = 0.01, 2e3, 1e9, 1e16  # FLOP/byte, FLOP/s
+LEFT, RIGHT, BOTTOM, TOP = 2e-3, 2e3, 1e8, 1e16  # FLOP/byte, FLOP/s
 
 
 def draw(fig, data):
