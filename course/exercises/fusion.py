@@ -1,11 +1,14 @@
 """Exercises of notebook 03: programs and masks, the traffic of a chain, a fused layer norm."""
 
+import ast
 import functools
+import linecache
 
 import numpy as np
 
 from course import kernels
 from course.exercises import Exercise, Question
+from course.exercises._source import source, unwrap
 from course.hardware import MB
 from course.kernels import tl, triton
 
@@ -20,6 +23,8 @@ four_trips = Question(
         8: "The fused kernel has two trips as well: one read and one write.",
         3: "Count the kernels: four, each with a read and a write.",
         1: "The arithmetic stays the same. The trips between the kernels go away.",
+        16: "16n bytes are what the four kernels move. Divide by what the one kernel moves.",
+        1 / 4: "Upside down: how many times fewer, so a number above 1.",
     },
     explanation="Eight trips of 2n bytes in FP16 become two: 16n bytes become 4n.",
 )
@@ -36,6 +41,8 @@ exact_trips = Question(
         4.5: "18n bytes to 4n? The fused kernel must read the residual too.",
         19 / 7: "That is with a stored mask, one byte an element. Here it comes from a seed.",
         8 / 3: "Separate, the residual reads two tensors and writes one: 6n bytes, not 4n.",
+        19 / 6: "With a stored mask as four kernels, from a seed as one. Here both have the seed.",
+        1 / 3: "Upside down: how many times fewer, so a number above 1.",
     },
     explanation="4n + 4n + 4n + 6n = 18n bytes. Fused: read x, read the residual, write: 6n.",
 )
@@ -96,6 +103,7 @@ three_trips = Question(
         4: "That would be four operations. Here there are three.",
         6: "Six trips become two, not one.",
         1.5: "Three reads and three writes become one of each.",
+        12: "12n bytes are what the three kernels move. Divide by what the one kernel moves.",
     },
     explanation="3 · (2n + 2n) = 12n bytes become 4n. Here the simple count and the exact one agree: "
     "each of the three reads one tensor and writes one.",
@@ -162,6 +170,7 @@ rms_norm = Question(
         16 * 4096 * 10240 / MB: "All in BF16? Three kernels read or write FP32, 4 bytes a number.",
         32 * 4096 * 10240 / MB: "The first kernel reads BF16 and the last one writes it: 2 bytes.",
         4 * 4096 * 10240 / MB: "That is the fused kernel.",
+        8 * 4096 * 10240 / MB: "That is one FP32 kernel of the four. Add up all four.",
         12
         * 4096
         * 10240
@@ -180,6 +189,7 @@ rms_norm_fused = Question(
         3.5: "In registers FP32 costs no memory traffic. What is read and written is BF16.",
         4: "Four kernels, but not of equal size: they moved 6, 8, 8 and 6 bytes a number.",
         14: "It writes as well as reads.",
+        28: "28 bytes a number are what the four kernels move. Divide by what the one moves.",
     },
     explanation="28 bytes a number become 4: 1174.4 MB become 167.8 MB. Casts are operations too.",
 )
@@ -231,6 +241,15 @@ def offsets_and_mask(program, block, n):
     return offsets, offsets < n
 
 
+def _any_integer(attempt, *args):
+    """What the attempt gives, with offsets of every whole-number type as int64."""
+    match attempt(*args):
+        case (np.ndarray() as offsets, mask) if offsets.dtype.kind in "iu":
+            return offsets.astype(np.int64), mask
+        case other:
+            return other
+
+
 def _programs(rng):
     """First, middle and last program; n that is no multiple of the block, and one that is."""
     for block in (4, 8, 32):
@@ -248,6 +267,7 @@ offsets = Exercise(
     "whole numbers, and the mask, a NumPy array that is True where an offset lies inside n elements.",
     answer=offsets_and_mask,
     cases=_programs,
+    call=_any_integer,
     hints=(
         "Program 0 has 0 … block − 1, program 1 goes on from there.",
         "np.arange(block) counts the lanes; add the place where the program starts.",
@@ -277,6 +297,18 @@ offsets = Exercise(
         (
             lambda p, block, n: ((o := p + np.arange(block) * -(-n // block)), o < n),
             "Neighbouring lanes should read neighbouring elements: a program has one piece.",
+        ),
+        (
+            lambda p, block, n: ((o := p * block + np.arange(1, block + 1)), o < n),
+            "Counting starts at 0: the first element of program 0 is element 0.",
+        ),
+        (
+            lambda p, block, n: ((o := np.minimum(p * block + np.arange(block), n - 1)), o < n),
+            "Leave the offsets past the end as they are: the mask switches those lanes off.",
+        ),
+        (
+            lambda p, block, n: ((o := p * block + np.arange(block)) < n, o),
+            "The two are swapped: offsets first, then the mask.",
         ),
     ],
 )
@@ -354,6 +386,26 @@ chain_traffic = Exercise(
             ),
             "A write is missing: each kernel reads its tensors and also writes one.",
         ),
+        (
+            lambda ops, n, i: (t := traffic(ops, n, i)[0], t - len(ops) * 2 * i * n),
+            "Between k kernels there are k − 1 hand-overs, not k.",
+        ),
+        (
+            lambda ops, n, i: (t := traffic(ops, n, i)[0], t - (len(ops) - 1) * i * n),
+            "A hand-over that goes away saves two trips, a write and a read.",
+        ),
+        (
+            lambda ops, n, i: traffic(ops, n, i)[::-1],
+            "The two are swapped: separate kernels first.",
+        ),
+        (
+            lambda ops, n, i: traffic(ops, 1, i),
+            "This is for one element. There are n.",
+        ),
+        (
+            lambda ops, n, i: tuple(t / i for t in traffic(ops, n, i)),
+            "Asked for are bytes: a tensor has itemsize bytes an element.",
+        ),
     ],
 )
 
@@ -401,6 +453,22 @@ softmax_traffic = Exercise(
             lambda m, n: (3 * m * n, 3 * m * n),
             "The maximum and the sum are kernels too, and each reads the whole matrix.",
         ),
+        (
+            lambda m, n: (5 * m * n + 2 * n, 3 * m * n + 2 * n),
+            "One maximum and one sum a row, and there are m rows.",
+        ),
+        (
+            lambda m, n: (5 * m * n, 3 * m * n + 2 * m),
+            "Who uses the m maxima and the m sums? Those two kernels read them.",
+        ),
+        (
+            lambda m, n: (5 * m * n + 2 * m, 3 * m * n),
+            "Two kernels write m numbers each, the maxima and the sums.",
+        ),
+        (
+            lambda m, n: 8 * m * n + 4 * m,
+            "That is the sum of both. Return two numbers: read, written.",
+        ),
     ],
 )
 
@@ -434,16 +502,24 @@ def _broken_kernel(
         row = 0
     columns = tl.arange(0, BLOCK)
     inside = columns < cols
+    start = row * cols
+    if BROKEN == "stride":
+        start = row * BLOCK
     if BROKEN == "load":
         x = tl.load(x_ptr + row * cols + columns)
+    elif BROKEN == "fill":
+        x = tl.load(x_ptr + start + columns, mask=inside, other=float("nan"))
     else:
-        x = tl.load(x_ptr + row * cols + columns, mask=inside, other=0)
-    if BROKEN != "residual":
-        x += tl.load(residual_ptr + row * cols + columns, mask=inside, other=0)
+        x = tl.load(x_ptr + start + columns, mask=inside, other=0)
+    residual = tl.load(residual_ptr + start + columns, mask=inside, other=0)
+    if BROKEN != "residual" and BROKEN != "residual last":
+        x += residual
     count = cols
     if BROKEN == "block":
         count = BLOCK
     mean = tl.sum(x, axis=0) / count
+    if BROKEN == "rms":
+        mean = 0.0
     centred = tl.where(inside, x - mean, 0)
     if BROKEN == "padding":
         centred = x - mean
@@ -453,6 +529,8 @@ def _broken_kernel(
     if BROKEN == "one pass":
         variance = tl.sum(x * x, axis=0) / cols - mean * mean
     root = tl.sqrt(variance + eps)
+    if BROKEN == "no eps":
+        root = tl.sqrt(variance)
     if BROKEN == "eps":
         root = tl.sqrt(variance) + eps
     if BROKEN == "variance":
@@ -461,11 +539,15 @@ def _broken_kernel(
     bias = tl.load(bias_ptr + columns, mask=inside, other=0)
     if BROKEN == "weight":
         weight, bias = weight * 0 + 1, bias * 0
+    if BROKEN == "bias":
+        bias = bias * 0
     out = centred / root * weight + bias
+    if BROKEN == "residual last":
+        out += residual
     if BROKEN == "store":
         tl.store(out_ptr + row * cols + columns, out)
     else:
-        tl.store(out_ptr + row * cols + columns, out, mask=inside)
+        tl.store(out_ptr + start + columns, out, mask=inside)
 
 
 class _Broken:
@@ -501,7 +583,43 @@ GUARD = 4096.0  # what lies behind each tensor in memory: no row may read or cha
 
 
 def _launch(kernel, *arrays):
-    """(out, what lies behind out) of a kernel on NumPy arrays, as NumPy arrays."""
+    """(out, what lies behind out) of a kernel on NumPy arrays, as NumPy arrays.
+
+    What a load leaves in masked lanes without other= is undefined. The interpreter fills in
+    zeros, so a sum over them would be right here and wrong on a GPU: they hold NaN in a second run.
+    """
+    if not hasattr(kernel, "__getitem__"):
+        raise ValueError("this is no kernel yet: write @triton.jit above its def")
+    done = _run(kernel, *arrays)
+    filled = _with_nan(kernel)
+    return _run(filled, *arrays) if filled else done
+
+
+def _with_nan(kernel):
+    """The kernel with other=NaN in each masked load that gives no other; None if each does."""
+    function = unwrap(kernel)
+    tree = ast.parse(source(kernel) if hasattr(kernel, "fn") else "")
+    bare = [call for call in ast.walk(tree) if isinstance(call, ast.Call) and _unfilled(call)]
+    if not bare:
+        return None
+    for call in bare:
+        call.keywords.append(ast.keyword("other", ast.parse("float('nan')", mode="eval").body))
+    tree.body[0].decorator_list = []
+    text = ast.unparse(tree)
+    file = f"<{function.__name__}, its masked lanes NaN>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # Triton reads it
+    names = dict(function.__globals__)
+    exec(compile(text, file, "exec"), names)
+    return triton.jit(names[function.__name__])
+
+
+def _unfilled(call):
+    given = {keyword.arg for keyword in call.keywords}
+    masked, filled = len(call.args) > 1 or "mask" in given, len(call.args) > 2 or "other" in given
+    return ast.unparse(call.func) == "tl.load" and masked and not filled
+
+
+def _run(kernel, *arrays):
     import torch
 
     device = "cuda" if kernels.available and not kernels.interpreted else "cpu"
@@ -572,5 +690,15 @@ layer_norm = Exercise(
             "A load reaches past the end of its row. It needs mask=columns < cols, other=0.",
         ),
         (_Broken("store"), "The store writes past the end of its row: it needs a mask too."),
+        (
+            _Broken("fill"),
+            "What fills the masked lanes goes into the sums: give other=0. (Without other= a GPU may "
+            "leave anything there, though the interpreter fills in zeros.)",
+        ),
+        (_Broken("no eps"), "eps is missing: √(variance + eps)."),
+        (_Broken("rms"), "The mean is not taken off."),
+        (_Broken("bias"), "The bias is not added."),
+        (_Broken("residual last"), "The residual comes first: the norm is that of x + residual."),
+        (_Broken("stride"), "Rows lie cols numbers apart, not BLOCK."),
     ],
 )
