@@ -206,18 +206,17 @@ def intensity(ax, ns: Sequence[int], gpu: Gpu, *, dtype: str = "fp16") -> str:
     ridge, said = model.ridge(gpu, dtype), []
     ax.axhspan(0.1, ridge, color=HBM.colour, alpha=0.07, lw=0)
     ax.axhline(ridge, color=SOFT, ls=(0, (4, 3)), lw=1.5)
-    ax.text(16.5, 1.06 * ridge, f"ridge of the {gpu.name}: {ridge:.0f}", va="bottom")
-    ax.text(16.5, 0.9 * ridge, "below: waiting for memory", va="top", style="italic",
-            color=HBM.colour)  # fmt: skip
+    ax.text(16.5, 0.92 * ridge, f"ridge of the {gpu.name}: {ridge:.0f}. Below it: waiting for memory",
+            va="top", color=HBM.colour)  # fmt: skip
     ax.text(70, 22, f"naive: at most {2 / size:g} · d / 2,\nwhatever N".replace("1 · ", ""),
             color=NAIVE.colour, weight="bold", va="top")  # fmt: skip
-    for i, n in enumerate(ns):
+    ends = []
+    for n in ns:
         at = {flow: [cost.attention(n, int(d), flow=flow, itemsize=size).intensity for d in ds]
               for flow in ("naive", "flash")}  # fmt: skip
         for flow, style in (("naive", NAIVE), ("flash", FUSED)):
-            ax.plot(ds, at[flow], **style.line, alpha=1 - 0.5 * i / len(ns), clip_on=False)
-        ax.annotate(f"fused, N = {n:,}", (ds[-1], at["flash"][-1]), (10, 0), va="center",
-                    textcoords="offset points", color=FUSED.colour, annotation_clip=False)  # fmt: skip
+            ax.plot(ds, at[flow], **style.line, clip_on=False)
+            ends.append((ds[-1], at[flow][-1], f"{style.label}, N = {n:,}", style.colour))
         here = list(ds).index(128)
         said.append(f"N = {n:,}: naive {at['naive'][here]:.3g}, fused {at['flash'][here]:,.0f}")
     ax.set(xscale="log", yscale="log", xlim=(15, 1024), ylim=(5, 1e4), xlabel="width of a head, d",
@@ -227,10 +226,25 @@ def intensity(ax, ns: Sequence[int], gpu: Gpu, *, dtype: str = "fp16") -> str:
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     ax.grid(True)
+    _name_ends(ax, ends)
     return (
         f"Arithmetic intensity over d, in {dtype}. Naive rises with d, fused does not depend on it. "
         f"At d = 128: {'; '.join(said)}; the ridge of the {gpu.name} is at {ridge:.0f}."
     )
+
+
+def _name_ends(ax, ends: Iterable[tuple[float, float, str, str]], apart: float = 16) -> None:
+    """Write (x, y, name, colour) to the right of the axes, at least `apart` points from each other."""
+    ax.figure.draw_without_rendering()  # settles how high the axes are
+    spots = sorted((ax.transData.transform(end[:2])[1] * 72 / ax.figure.dpi, end) for end in ends)
+    heights = np.array([height for height, _ in spots])
+    for _ in range(50):  # push neighbours apart until nobody is too near
+        short = np.clip(apart - np.diff(heights), 0, None) / 2
+        heights[:-1] -= short
+        heights[1:] += short
+    for height, (at, (x, y, name, colour)) in zip(heights, spots, strict=True):
+        ax.annotate(name, (x, y), (12, height - at), textcoords="offset points", va="center",
+                    color=colour, fontsize=12, annotation_clip=False)  # fmt: skip
 
 
 # --- longer sequences -------------------------------------------------------------------------
@@ -289,9 +303,10 @@ def _lengths(ax, ns):
 
 FLOWS_RECORDED = {  # flow of `course.records.attention_bytes` → style, name, flow of course.cost
     "naive": (NAIVE, "naive: three kernels", "naive"),
-    "flash": (FUSED, "fused: FlashAttention-2", "flash"),
-    "cudnn": (FLOWS["tiled"], "fused: cuDNN", "flash"),
+    "flash": (FUSED._replace(marker="P", dash="-."), "fused: FlashAttention-2", "flash"),
+    "cudnn": (FUSED._replace(marker="v", dash="--"), "fused: cuDNN", "flash"),
 }
+_MARKS = {"flash": dict(ms=14), "cudnn": dict(ms=8, mfc=PAPER)}  # where one lies on the other
 
 
 def peak_bytes(flow: str, n: int, section: dict) -> int:
@@ -303,17 +318,20 @@ def peak_bytes(flow: str, n: int, section: dict) -> int:
 
 def memory(ax, section: dict, gpu: Gpu, mine: Iterable[dict] = ()) -> str:
     """Peak memory above the inputs over N, as measured, beside S + P + O and O + lse."""
+    ax.set_ylim(2e6, 2e13)
+    ax.set_title("Most memory held at once, beside the inputs", loc="left")
     predict = lambda flow, n: peak_bytes(flow, n, section)  # noqa: E731
-    ended = _measured(ax, section, mine, "peak_bytes", predict, crosses=True)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y)))
-    ns = sorted({p["n"] for p in section["points"]})
+    words = _measured(ax, section, mine, "peak_bytes", predict, decimal)
+    ns = _recorded_lengths(section)
     ax.axhline(gpu.hbm_bytes, color=HBM.colour, lw=1.5)
     ax.text(ns[0], 1.15 * gpu.hbm_bytes, f"HBM of the {gpu.name}: {decimal(gpu.hbm_bytes)}",
             color=HBM.colour, va="bottom")  # fmt: skip
-    ax.set_ylim(2e6, 2e13)
-    ax.set_title("Most memory held at once, beside the inputs", loc="left")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
-    return f"Peak memory over N, {section['heads']} heads, measured. {_said(section, 'peak_bytes', decimal)} {ended}"
+    lost = _lost(section, "naive")
+    ax.plot(lost, [predict("naive", n) for n in lost], "x", color=ACCENT, ms=13, mew=3)
+    if lost:
+        ax.annotate("out of memory", (lost[0], predict("naive", lost[0])), (-12, 12), ha="right",
+                    textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
+    return f"Peak memory over N, {section['heads']} heads, measured. {words}"
 
 
 def times(ax, section: dict, gpu: Gpu, mine: Iterable[dict] = ()) -> str:
@@ -323,52 +341,54 @@ def times(ax, section: dict, gpu: Gpu, mine: Iterable[dict] = ()) -> str:
         size = dict(heads=section["heads"], flow=FLOWS_RECORDED[flow][2])
         return model.time(cost.attention(n, section["d"], **size), gpu)
 
-    ended = _measured(ax, section, mine, "seconds", predict)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: seconds(y)))
     ax.set_title("Time of one call", loc="left")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
-    return f"Time over N, {section['heads']} heads, measured. {_said(section, 'seconds', seconds)} {ended}"
+    words = _measured(ax, section, mine, "seconds", predict, seconds)
+    last = [p for p in section["points"] if p["flow"] == "naive" and "seconds" in p][-1]
+    if _lost(section, "naive"):
+        ax.annotate("beyond:\nout of memory", (last["n"], last["seconds"]), (6, 14), ha="right",
+                    textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
+    return f"Time over N, {section['heads']} heads, measured. {words}"
 
 
-def _measured(ax, section, mine, key, predict, crosses=False):
-    """One curve a flow, its prediction dotted, a cross where memory ran out."""
-    ns = sorted({p["n"] for p in section["points"]})
-    full = []
-    for flow, (style, name, _) in FLOWS_RECORDED.items():
-        points = [p for p in section["points"] if p["flow"] == flow]
-        good = [p for p in points if key in p]
-        ax.plot([p["n"] for p in good], [p[key] for p in good], label=name, **style.line)
+def _measured(ax, section, mine, key, predict, words):
+    """A curve a flow and its prediction, dotted, each named at its end; the words for them."""
+    ns, ends, said = _recorded_lengths(section), [], []
+    for flow, (style, name, counted) in FLOWS_RECORDED.items():
+        good = [p for p in section["points"] if p["flow"] == flow and key in p]
+        x, y = [p["n"] for p in good], [p[key] for p in good]
+        ax.plot(x, y, **style.line, **_MARKS.get(flow, {}))
+        if x[-1] < ns[-1]:
+            ax.annotate(name, (x[2], y[2]), (-12, 8), textcoords="offset points", ha="right",
+                        color=style.colour, weight="bold")  # fmt: skip
+        else:
+            ends.append((x[-1], y[-1], name, style.colour))
+        if flow == counted:  # cuDNN's is that of "flash"
+            least = [predict(flow, n) for n in ns]
+            ax.plot(ns, least, color=style.colour, lw=1.5, ls=(0, (1, 1)), zorder=1)
+            ends.append((ns[-1], least[-1], f"{style.label}, predicted", style.colour))
         own = [p for p in mine if p["flow"] == flow and key in p]
         ax.plot([p["n"] for p in own], [p[key] for p in own], ls="none", marker=MEASURED.marker,
                 ms=12, mfc=style.colour, mec=MEASURED.colour, mew=2,
                 label=f"here: {name}" if own else None)  # fmt: skip
-        lost = [p["n"] for p in points if p.get("out_of_memory")]
-        if flow != "cudnn":  # predicted like "flash"
-            ax.plot(ns, [predict(flow, n) for n in ns], color=style.colour, lw=1.5, ls=(0, (1, 1)),
-                    zorder=1)  # fmt: skip
-        if lost:
-            full.append(f"{flow} ran out of memory at N = {' and '.join(f'{n:,}' for n in lost)}.")
-            if crosses:
-                ax.plot(lost, [predict(flow, n) for n in lost], "x", color=ACCENT, ms=13, mew=3,
-                        label="out of memory")  # fmt: skip
-            else:
-                ax.annotate("beyond:\nout of memory", (good[-1]["n"], good[-1][key]), (6, 14),
-                            ha="right", textcoords="offset points", color=ACCENT, weight="bold")  # fmt: skip
-    ax.plot([], [], color=SOFT, lw=1.5, ls=(0, (1, 1)), label="predicted")
+        said.append(f"{name}: {words(y[0])} at N = {x[0]:,} to {words(y[-1])} at {x[-1]:,}.")
+        if lost := _lost(section, flow):
+            said.append(f"It ran out of memory at N = {' and '.join(f'{n:,}' for n in lost)}.")
     _lengths(ax, ns)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: words(y)))
     ax.grid(True)
-    return " ".join(full)
+    if mine:
+        ax.legend(loc="lower right")
+    _name_ends(ax, ends)
+    return " ".join(said)
 
 
-def _said(section, key, words):
-    parts = []
-    for flow in FLOWS_RECORDED:
-        good = [p for p in section["points"] if p["flow"] == flow and key in p]
-        first, last = good[0], good[-1]
-        parts.append(
-            f"{flow}: {words(first[key])} at N = {first['n']:,} to {words(last[key])} at {last['n']:,}."
-        )
-    return " ".join(parts)
+def _recorded_lengths(section):
+    return sorted({p["n"] for p in section["points"]})
+
+
+def _lost(section, flow):
+    """The lengths at which a flow ran out of memory."""
+    return [p["n"] for p in section["points"] if p["flow"] == flow and p.get("out_of_memory")]
 
 
 def dram(axes, section: dict, *, caches: str = "kept") -> str:
@@ -387,8 +407,8 @@ def dram(axes, section: dict, *, caches: str = "kept") -> str:
                 ax.bar(x + shift, parts[1], 0.38, bottom=parts[0], fc=style.colour, ec=PAPER,
                        hatch="///", alpha=0.55)  # fmt: skip
         total = {"count": sum(a.bytes for a, _ in pairs), "counter": moved(case)}
-        ax.set_title(f"{_heads(case)}, N = {case['n']:,}\n{decimal(total['counter'])} of "
-                     f"{decimal(total['count'])}", fontsize=13)  # fmt: skip
+        ax.set_title(f"{_heads(case)}, N = {case['n']:,}\ncount {decimal(total['count'])}, "
+                     f"counter {decimal(total['counter'])}", fontsize=13)  # fmt: skip
         ax.set_xticks(range(3), ["S = QKᵀ", "softmax", "O = PV"])
         ax.set_ylim(0, 1.12 * scale)
         ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y) if y else "0"))

@@ -17,8 +17,10 @@ from course.units import decimal, seconds
 FLOW = {"naive": FLOWS["naive"], "flash": FLOWS["flash"]}
 TYPES = ("fp32", "fp16", "bf16", "fp8")
 HBM = LEVELS["hbm"].colour
-SHORT = ("S = QKᵀ", "softmax", "O = PV")  # names that fit into the narrowest box
+SHORT = ("S = QKᵀ", "softmax", "O = PV")
+NARROW = 0.12  # of the time line: a kernel shorter than this has no room for words
 LEAST = 1e4  # bytes, where the axis of memory begins
+ROOM = 1e7  # bytes: a bar as long as this has room for its number
 
 
 def compute(gpu, dtype, n, d, heads, batch):
@@ -58,10 +60,16 @@ def full(data, flow):
 
 
 def draw(fig, data):
-    """Left: the time line above the memory. Right: the two points on the roofline."""
-    line = fig.add_axes((0.012, 0.47, 0.59, 0.45), xlim=(-0.005, 1.005), ylim=(-0.05, 2.1))
-    line.axis("off")
-    head = line.set_title("", loc="left", fontsize=14)
+    """Left: the time line above the memory. Right: the two points on the roofline.
+
+    What never changes is drawn once: every word that moves costs a millisecond.
+    """
+    line = fig.add_axes((0.075, 0.47, 0.527, 0.45), xlim=(-0.005, 1.005), ylim=(-0.05, 2.1))
+    line.spines[:].set_visible(False)
+    line.set(xticks=[], yticks=[1.51, 0.46], yticklabels=["naive", "fused"])
+    line.tick_params(axis="y", length=0)
+    line.set_title("Time", loc="left", fontsize=14)
+    head = line.text(1, 2.14, "", ha="right", va="bottom", fontsize=12)
     rows = {
         "naive": [_kernel(line, 1.05, FLOW["naive"]) for _ in range(3)],
         "flash": [_kernel(line, 0.0, FLOW["flash"])],
@@ -74,31 +82,33 @@ def draw(fig, data):
     room.set_xticks([1e6, 1e9, 1e12, 1e15], ["1 MB", "1 GB", "1 TB", "1 PB"])
     room.set_yticks([1, 0], ["naive", "fused"])
     room.tick_params(axis="y", length=0)
-    room_head = room.set_title("", loc="left", fontsize=14)
+    room.set_title("Held in memory", loc="left", fontsize=14)
     bars = {
         flow: room.barh(y, 1, 0.72, **FLOW[flow].bar)[0]
         for flow, y in zip(FLOW, (1, 0), strict=True)
     }
+    (limit,) = room.plot([1, 1], [-0.6, 1.6], color=HBM, lw=2.5)
+    has = room.text(1, 1.66, "", color=HBM, ha="center", va="bottom", fontsize=12)
     ends = {
-        flow: room.text(1, y, "", va="center", fontsize=12)
+        flow: room.text(1, y, "", va="center", fontsize=12, bbox=dict(fc=PAPER, ec="none", pad=1.5))
         for flow, y in zip(FLOW, (1, 0), strict=True)
     }
-    (limit,) = room.plot([1, 1], [-0.6, 1.6], color=HBM, lw=2.5)
 
     ax = fig.add_axes((0.668, 0.13, 0.322, 0.79))
     picture.axes(ax, (1, 3e5), (1e11, 2e16))
     ax.set(xlabel="FLOP per byte", ylabel="")
     ax.set_xticks([1, 100, 10_000], ["1", "100", "10,000"])
     ax.set_yticks([1e12, 1e13, 1e14, 1e15, 1e16], ["1 T", "10 T", "100 T", "1 P", "10 P"])
-    roof_head = ax.set_title("", loc="left", fontsize=14)
+    ax.set_title("Roofline, FLOP/s", loc="left", fontsize=14)
     roof = picture.Roof(ax)
     dots = {flow: ax.plot([], [], style.marker, color=style.colour, ms=12, mec=PAPER, zorder=5)[0]
             for flow, style in FLOW.items()}  # fmt: skip
-    labels = {
-        flow: ax.text(0.97, y, "", transform=ax.transAxes, ha="right", weight="bold",
-                      color=FLOW[flow].colour, fontsize=12)
-        for flow, y in (("naive", 0.17), ("flash", 0.1))
-    }  # fmt: skip
+    word = dict(transform=ax.transAxes, ha="right", weight="bold", fontsize=12)
+    places = {"naive": 0.17, "flash": 0.1}
+    for flow, y in places.items():
+        ax.text(0.735, y, f"{FLOW[flow].label}:", color=FLOW[flow].colour, **word)
+    labels = {flow: ax.text(0.97, y, "", color=FLOW[flow].colour, **word)
+              for flow, y in places.items()}  # fmt: skip
     missing = ax.text(
         0.5, 0.5, "", transform=ax.transAxes, ha="center", color=ACCENT, weight="bold"
     )
@@ -106,50 +116,46 @@ def draw(fig, data):
     def move(data):
         flows, chip = data["flows"], data["gpu"]
         whole = sum(flows["naive"]["times"])
-        times = [seconds(sum(flows[flow]["times"])) for flow in FLOW]
-        head.set_text("Time: naive {}, fused {}".format(*times)
-                      + ("" if data["can"] else ", bytes alone"))  # fmt: skip
+        head.set_text(f"naive: {seconds(whole)} in all" + ("" if data["can"] else ", bytes alone"))
         changed = []
         for flow, boxes in rows.items():
             left, one = 0.0, flows[flow]
             for i, box in enumerate(boxes):
                 width = one["times"][i] / whole
                 text = f"{SHORT[i]}\n{decimal(one['bytes'][i])}\n{seconds(one['times'][i])}"
-                _place(box, left, width, one["working"][i] / whole, text if flow == "naive" else "")
+                words = text if flow == "naive" and width > NARROW else ""
+                _place(box, left, width, one["working"][i] / whole, words)
                 left += width
                 changed += box
-        fused.set_text(f"fused, one kernel\n{decimal(flows['flash']['total'])}\n"
-                       f"{seconds(sum(flows['flash']['times']))}")  # fmt: skip
-        inside = left > 0.7
+        fused.set_text(f"{decimal(flows['flash']['total'])}\n{seconds(flows['flash']['times'][0])}")
+        inside = left > 0.85
         fused.set(x=left / 2 if inside else left + 0.015, ha="center" if inside else "left")
 
         for flow, bar in bars.items():
             size, over = flows[flow]["held"], full(data, flow)
             bar.set_width(size)
             bar.set_alpha(0.35 if over else 1)
-            word = {None: "", False: "", True: ": does not fit"}[over]
-            ends[flow].set_text(f" {decimal(size)}{word} ")
-            ends[flow].set(x=max(size, LEAST), ha="left" if size < 1e10 or flow == "flash" else "right",
-                           color=ACCENT if over else INK, weight="bold" if over else "normal",
-                           bbox=dict(fc=PAPER, ec="none", pad=0.5, alpha=0.85))  # fmt: skip
-        limit.set_visible(bool(chip.hbm_bytes))
-        limit.set_xdata([chip.hbm_bytes or 1] * 2)
-        has = f"{decimal(chip.hbm_bytes)} (the line)" if chip.hbm_bytes else "no size given"
-        room_head.set_text(f"Held in memory; {chip.name}: {has}")
+            ends[flow].set_text(decimal(size) + (": does not fit" if over else ""))
+            ends[flow].set(x=1.3 * (LEAST if size > ROOM else max(size, LEAST)),
+                           color=ACCENT if over else INK, weight="bold" if over else "normal")  # fmt: skip
+        for artist in (limit, has):
+            artist.set_visible(bool(chip.hbm_bytes))
+        if chip.hbm_bytes:
+            limit.set_xdata([chip.hbm_bytes] * 2)
+            has.set(x=chip.hbm_bytes, text=f"GPU: {decimal(chip.hbm_bytes)}")
 
-        roof_head.set_text(f"{chip.name}, {data['dtype']}: FLOP/s")
         missing.set_text("" if data["can"] else f"no {data['dtype']}\narithmetic here")
-        for artist in (*roof.artists, *dots.values(), *labels.values()):
+        for artist in (*roof.artists, *dots.values()):
             artist.set_visible(data["can"])
+        for flow, label in labels.items():
+            label.set_text(picture.number(flows[flow]["intensity"]))
         if data["can"]:
             for flow, dot in dots.items():
-                x, y = flows[flow]["intensity"], flows[flow]["rate"]
-                dot.set_data([x], [y])
-                labels[flow].set_text(f"{FLOW[flow].label}: {picture.number(x)}")
+                dot.set_data([flows[flow]["intensity"]], [flows[flow]["rate"]])
             roof.move(chip, data["dtype"], points=[flows[flow]["intensity"] for flow in FLOW])
             ridge = model.ridge(chip, data["dtype"])
             roof.ridge_name.set_text(f"ridge: {picture.number(ridge)}")
-        return [head, *changed, fused, *bars.values(), limit, *ends.values(), room_head, roof_head,
+        return [head, *changed, fused, *bars.values(), limit, has, *ends.values(),
                 *roof.artists, *dots.values(), *labels.values(), missing]  # fmt: skip
 
     return move
@@ -175,28 +181,32 @@ def _place(kernel, left, width, work, words):
 
 def describe(data):
     """Traffic and time by kernel, memory, and the bounds, in words."""
-    naive, flash = data["flows"]["naive"], data["flows"]["flash"]
-    parts = ", ".join(f"{name} {decimal(size)}"
-                      for name, size in zip(naive["kernels"], naive["bytes"], strict=True))  # fmt: skip
-    times = [seconds(sum(flow["times"])) for flow in (naive, flash)]
+    naive, flash, chip = data["flows"]["naive"], data["flows"]["flash"], data["gpu"]
+    parts = ", ".join(f"{name} {decimal(size)} in {seconds(time)}" for name, size, time
+                      in zip(naive["kernels"], naive["bytes"], naive["times"], strict=True))  # fmt: skip
+    slow, fast = (sum(flow["times"]) for flow in (naive, flash))
     text = (
-        f"N = {data['n']:,}, d = {data['d']}, heads: {data['heads']}, batch: {data['batch']}, "
-        f"{data['dtype']}. Naive: {parts}; {decimal(naive['total'])} in {times[0]}. Fused: "
-        f"{decimal(flash['total'])} in {times[1]}"
+        f"{chip.name}, {data['dtype']}, N = {data['n']:,}, d = {data['d']}, heads: {data['heads']}, "
+        f"batch: {data['batch']}. Naive: {parts}; together {decimal(naive['total'])}, "
+        f"{seconds(slow)}. Fused: {decimal(flash['total'])}, {seconds(fast)}, {slow / fast:.1f} times "
+        "faster"
     )
     if data["can"]:
         text += (
-            f". Intensity {picture.number(naive['intensity'])}, {naive['bound']}-bound, and "
-            f"{picture.number(flash['intensity'])}, {flash['bound']}-bound. "
+            f". Intensity of the whole: naive {picture.number(naive['intensity'])}, "
+            f"{naive['bound']}-bound; fused {picture.number(flash['intensity'])}, "
+            f"{flash['bound']}-bound. "
         )
     else:
-        text += f", bytes alone: {data['gpu'].name} has no {data['dtype']} arithmetic. "
+        text += f", by the bytes alone: {chip.name} has no {data['dtype']} arithmetic. "
     text += f"Naive holds {decimal(naive['held'])}, fused {decimal(flash['held'])}"
-    if not data["gpu"].hbm_bytes:
-        return text + "."
+    if not chip.hbm_bytes:
+        return text + "; the size of the memory is not given."
     states = {(False, False): "both fit", (True, False): "naive does not fit",
               (True, True): "neither fits"}  # fmt: skip
-    return f"{text}; {states[full(data, 'naive'), full(data, 'flash')]} in {decimal(data['gpu'].hbm_bytes)}."
+    return (
+        f"{text}; {states[full(data, 'naive'), full(data, 'flash')]} in {decimal(chip.hbm_bytes)}."
+    )
 
 
 def attention_bytes(**initial):
