@@ -12,6 +12,7 @@ if find_spec("triton") is None:
     pytest.skip("Triton has no wheel for this platform", allow_module_level=True)
 
 from course.kernels import report as module
+from course.kernels import tiles
 from course.kernels.report import SM, occupancy, report, resources
 
 SMALL = {"d": 64, "block_q": 32, "block_kv": 32}
@@ -68,6 +69,13 @@ def test_a_tile_too_large_does_not_start():
     r = report("forward", d=256, block_q=128, block_kv=128, num_warps=8, num_stages=2, arch=90)
     assert r.shared_bytes > SM[90][3]
     assert r.blocks_per_sm == 0 and r.limited_by == "shared memory"
+
+
+@pytest.mark.parametrize("arch", [75, 86, 90])
+@pytest.mark.parametrize("kernel", module.KERNELS)
+def test_the_tile_chosen_for_a_gpu_fits_it(kernel, arch):  # D12
+    tile = tiles.choose(kernel, d=128, itemsize=2, shared_memory=SM[arch][3])
+    assert report(kernel, causal=True, arch=arch, **tile._asdict()).blocks_per_sm >= 1
 
 
 def test_a_cap_on_registers_is_kept():

@@ -46,8 +46,9 @@ def visit(
 
 @triton.jit(do_not_specialize=["heads", "n_q", "n_kv"])
 def forward_kernel(
-    q, k, v, o, o_rest, m_out, inv_l_out, scale, heads, n_q, n_kv, group: tl.constexpr,
-    keep_rest: tl.constexpr, causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+    q, k, v, o, o_rest, m_out, inv_l_out, scale, heads, n_q, n_kv,
+    group: tl.constexpr, keep_rest: tl.constexpr, causal: tl.constexpr,
+    block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
     """One tile of o, and what its lse = m + log l is made of: m and 1/l. Needs scale > 0.
 
