@@ -73,7 +73,7 @@ cost
 roofline softmax hbm
 attention school
 measure
-check kernels
+check kernels train
 records
 draw
 explore

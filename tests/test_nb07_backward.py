@@ -290,7 +290,7 @@ def test_the_text_is_what_its_note_says():
     assert "".join(characters[i] for i in text) == whole
     assert whole.count("\nCHAPTER ") == 4 and whole.startswith("CHAPTER I\n")
     assert "Alice was beginning to get very tired of sitting by her sister" in whole
-    note = (train.TEXT.parent / "README.md").read_text(encoding="utf-8")
+    note = (train.TEXT.parent / "SOURCES.txt").read_text(encoding="utf-8")
     assert "public domain" in note and "Lewis Carroll" in note
 
 

@@ -129,7 +129,9 @@ def _(axes):
 def owners(axes, rows: int = 5, cols: int = 6, row: int = 2, col: int = 3) -> str:
     """Left: one program owns a column of tiles. Right: one program owns a row of tiles."""
     for ax, by_columns in zip(axes, (True, False), strict=True):
-        ax.set(xlim=(-2.4, cols + 1.9), ylim=(rows + 1.9, -2.6), aspect="equal")
+        ax.set(
+            xlim=(-2.4, cols + 1.9), ylim=(rows + 1.9, -2.6), xticks=(), yticks=(), aspect="equal"
+        )
         ax.axis("off")
         for i in range(rows):
             for j in range(cols):
