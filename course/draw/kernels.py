@@ -159,6 +159,7 @@ def clocks(ax, tiles: Sequence[tuple[int, int, int]]) -> str:
     ax.set_yticks(range(len(said)), [f"d = {d}" for _, _, d in tiles])
     ax.set(xlabel="clocks of one SM, each unit at its peak")
     ax.set_xlim(0, 1.2 * longest)
+    ax.set_xticks(range(0, round(1.2 * longest), 500))
     ax.set_title(f"One {block_q} × {block_kv} tile, one step after the other")
     ax.invert_yaxis()
     ax.spines["left"].set_visible(False)
