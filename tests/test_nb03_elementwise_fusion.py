@@ -428,6 +428,22 @@ def test_what_the_page_says_of_the_time(record):
     assert small["hand-written"]["wall"] > small["eager"]["wall"] / 3  # not four times cheaper
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_table_of_eager_s_kernels_with_and_without_their_times(record, timed):
+    (cell,) = [cell for cell in CELLS if "kernel_seconds" in cell]
+    mine = {k: v for k, v in record.items() if k != "kernel_seconds"}
+    if timed:
+        mine["kernel_seconds"] = {"eager": [0.002, 0.001, 0.002, 0.0015]}
+    names = {"record": mine, "n_large": 10**9, "pictures": pictures, "cost": cost}
+    exec(
+        f"from course.tables import Table\nfrom course.units import decimal, seconds\n{cell}", names
+    )
+    rows = names["Table"](names["columns"], []).headers
+    assert rows[3:] == (("time", "count ÷ time") if timed else ())
+    if timed:
+        assert names["columns"]["count ÷ time"] == ["2 TB/s", "4 TB/s", "2.5 TB/s", "4 TB/s"]
+
+
 def test_bias_and_dropout_are_the_slow_kernels_of_eager(record):
     if "kernel_seconds" not in record:
         pytest.skip("this record has no times of single kernels")
