@@ -307,6 +307,10 @@ def test_a_value_is_not_given_away():
     assert count.verdict(138412031, 0)[0] == "wrong", "integers are compared exactly"
     said = count.verdict(134217728, 0)[1]
     assert "Q is read too." in said and "138412032" not in said
+    order = Exercise("Order", task="", answer=["near", "far", "middle"], wrong=[])
+    for short in (["near"], "near", ["near", "far"]):
+        status, said = order.verdict(short, 0)
+        assert status == "wrong" and "3 values" in said and "middle" not in said
 
 
 def test_call_says_how_to_run_an_attempt():

@@ -5,7 +5,7 @@ import json
 import math
 from dataclasses import replace
 from importlib import import_module
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from course import attention, cost, measure, records, roofline
+from course import attention, cost, explore, measure, records, roofline
 from course.cost import Cost
 from course.draw import attention as pictures
+from course.draw.theme import FLOWS
 from course.exercises import attention_bytes as ex
 from course.hardware import DTYPES, GPUS, GiB, MiB
 from course.hbm import Hbm
@@ -131,6 +132,16 @@ def test_numbers_in_prose():
         for dtype in ("fp32", "fp16")
     ]
     assert slow / fast == pytest.approx(4, rel=0.05)
+    row, room = 4096 * 2, H100.smem_per_sm
+    assert "One row of S is 8 KiB" in PROSE and row == 8 * 1024
+    assert "64 of them are 512 KiB" in PROSE and 64 * row == 512 * 1024
+    assert "an SM of an H100 has 228 KiB" in PROSE and room == H200.smem_per_sm == 228 * 1024
+    assert "at the 67 TFLOP/s of FP32" in PROSE and f"{H100.peak['fp32'] / 1e12:.0f}" == "67"
+    laptop = explorer.compute("laptop GPU", "fp16", 4096, 128, 1, 1)["flows"]["naive"]
+    waits = [m > w for m, w in zip(laptop["moving"], laptop["working"], strict=True)]
+    assert waits == [False, True, False] and laptop["bound"] == "memory"
+    assert "130 MiB, when the naive flow moves 132 MiB (138 MB)" in PROSE
+    assert naive.bytes == 132 * MiB and decimal(naive.bytes) == "138 MB"
 
 
 def test_without_a_softmax_no_square_is_needed():
@@ -183,7 +194,24 @@ def test_d13_no_torch_and_no_triton_is_needed():
             [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
         )
     }
-    assert modules == {"course", "numpy"}
+    assert modules == {"course", "math", "numpy", "textwrap"}
+
+
+def test_a_name_that_later_cells_read_is_made_in_one_cell():
+    """So that a reader may go back and run any cell again."""
+    made, read = {}, {}
+    for i, cell in enumerate(CODE):
+        tree = ast.parse(cell)
+        inner = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.DictComp)
+        own = {id(n) for node in ast.walk(tree) if isinstance(node, inner) for n in ast.walk(node)}
+        names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in own]
+        stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        for name in stored:
+            made.setdefault(name, []).append(i)
+        for name in {n.id for n in names} - stored:
+            read.setdefault(name, []).append(i)
+    assert len(made) > 30
+    assert not {name for name in read if len(made.get(name, ())) > 1}
 
 
 def test_d16_the_record_says_how_it_was_timed(section):
@@ -212,6 +240,7 @@ def test_time_stands_above_its_prediction_and_softmax_takes_most(points):
     share = {f: roofline.time(fused, H200) / points[f, 4096]["seconds"] for f in ("flash", "cudnn")}
     assert share["cudnn"] == pytest.approx(2 / 3, abs=0.08)
     assert share["flash"] == pytest.approx(1 / 3, abs=0.05)
+    assert "quotes 35 % for it" in PROSE and share["flash"] == pytest.approx(0.35, abs=0.03)
     naive = cost.attention(4096, 128, flow="naive", heads=16)
     best = roofline.time(naive, H200) / roofline.time(fused, H200)
     gain = points["naive", 4096]["seconds"] / points["cudnn", 4096]["seconds"]
@@ -222,6 +251,13 @@ def test_time_stands_above_its_prediction_and_softmax_takes_most(points):
         softmax = 16 * 4 * n * n / alone[n]
         assert 0.55 < softmax / points["naive", n]["seconds"] < 0.85
         assert alone[n] < 0.6 * H200.bandwidth
+        assert f"{alone[n] / H200.bandwidth:.0%} of the bandwidth" in SAID
+    assert alone[16384] > 1.5 * alone[4096], "better on the longer rows"
+    assert points["naive", 16384]["seconds"] < 3 * points["naive", 8192]["seconds"], "the bend"
+    ours = [4 * p["n"] / p["seconds"] for p in records.load("h200")["fusion"]["softmax"]
+            if p["flow"] == "hand-written" and p["cols"] in alone and 4096 <= p["cols"] <= 16384]  # fmt: skip
+    assert "came above 80 % in notebook 03" in PROSE
+    assert len(ours) == 2 and min(ours) > 0.8 * H200.bandwidth
 
 
 def test_one_head_half_of_the_reads_and_nearly_all_writes_reach_dram(section):
@@ -326,9 +362,36 @@ def test_pictures_of_the_record_say_what_it_holds(section):
         count = decimal(cost.attention(n, 128, flow="naive", heads=heads).bytes)
         assert f"{name}, N = {n:,}: {counter} by the counter, {count} by the count" in words
     first = next(p for p in section["points"] if p["flow"] == "cudnn")
-    assert f"cudnn: {seconds(first['seconds'])} at N = {first['n']:,}" in pictures.times(
+    assert f"cuDNN: {seconds(first['seconds'])} at N = {first['n']:,}" in pictures.times(
         Figure().subplots(), section, H200
     )
+
+
+@pytest.mark.parametrize("draw", [pictures.memory, pictures.times])
+def test_both_fused_kernels_are_seen_and_in_the_colour_of_fused(section, draw):
+    ax = Figure().subplots()
+    draw(ax, section, H200)
+    assert not {FLOWS["tiled"].colour} & {line.get_color() for line in ax.lines}
+    below, above = (
+        next(line for line in ax.lines if line.get_marker() == mark) for mark in ("P", "v")
+    )
+    assert below.get_color() == above.get_color() == FLOWS["flash"].colour
+    assert below.get_linestyle() != above.get_linestyle()
+    assert below.get_markersize() > 1.5 * above.get_markersize(), "one may lie on the other"
+    assert above.get_markerfacecolor() != below.get_markerfacecolor()
+
+
+@pytest.mark.parametrize(
+    ("draw", "count"), [(pictures.memory, 4), (pictures.times, 4), (pictures.intensity, 6)]
+)
+def test_every_line_is_named_at_its_end_and_no_name_covers_another(section, draw, count):
+    ax = Figure(figsize=(10.5, 5.2), layout="constrained").subplots()
+    draw(ax, *(([1024, 4096, 16384], H100) if draw is pictures.intensity else (section, H200)))
+    ax.figure.draw_without_rendering()
+    boxes = [word.get_window_extent() for word in ax.texts]
+    ends = [box for box in boxes if box.x1 > ax.get_window_extent().x1]
+    assert len(ends) == count
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 # --- the explorer -----------------------------------------------------------------------------
@@ -360,6 +423,38 @@ def test_the_explorer_counts_what_the_course_counts(gpu, dtype, n, d, heads, bat
         assert explorer.full(data, flow) == (room and found["held"] > room)
     assert data["can"] == (dtype in chip.peak)
     assert ("arithmetic" in explorer.describe(data)) == (not data["can"])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        dict(gpu="B200", dtype="fp32", n=512, d=256),  # the softmax is too short for words
+        dict(gpu="T4", dtype="fp32", n=131072, d=256, heads=128, batch=64),
+        dict(gpu="B200", dtype="fp8", n=131072, d=256, heads=128, batch=64),
+        dict(heads=128),
+        dict(batch=64),
+        dict(n=131072),
+        dict(n=512, d=16, dtype="fp8"),
+        dict(gpu="laptop GPU", n=131072, heads=128, batch=64),
+    ],
+)
+def test_no_word_of_the_explorer_leaves_its_box_or_crosses_the_memory_of_the_gpu(setting):
+    shown = explore.attention_bytes(**setting)
+    line, room, roof = shown.figure.axes
+    boxes = [p.get_window_extent() for p in line.patches if p.get_height() == 0.92]
+    for word in line.texts:
+        if word.get_text().startswith(explorer.SHORT):
+            here = word.get_window_extent()
+            assert any(box.contains(*here.min) and box.contains(*here.max) for box in boxes), word
+    [limit] = room.lines
+    words = [word.get_window_extent() for word in room.texts if word.get_visible()]
+    assert not any(a.overlaps(b) for a, b in combinations(words, 2))
+    for word in words if limit.get_visible() else ():
+        x, (low, high) = limit.get_window_extent().x0, limit.get_window_extent().intervaly
+        assert not (word.x0 < x < word.x1 and word.y0 < high - 1 and word.y1 > low)
+    assert all(word.x1 < roof.get_window_extent().x0 - 40 for word in words), "off its numbers"
+    shown.close()
 
 
 # --- exercises --------------------------------------------------------------------------------

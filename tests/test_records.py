@@ -135,19 +135,20 @@ def test_fusion_s_bytes_are_what_was_counted_once_the_l2_is_small(h200):
 def test_attention_s_bytes_by_counter(h200):
     """With eight heads at N = 8192 count and counter agree; with one at 4096 the L2 hides most."""
     section = h200["attention_bytes"]
-    dram = {(r["flow"], r["heads"], r["caches"]): r["kernels"] for r in section["dram"]}
+    dram = {(r["flow"], r["heads"], r["n"], r["caches"]): r["kernels"] for r in section["dram"]}
+    assert len(dram) == len(section["dram"])
     s = 8 * 8192**2 * 2
-    scores, softmax, values = dram["naive", 8, "kept"]
+    scores, softmax, values = dram["naive", 8, 8192, "kept"]
     assert scores["written"] == pytest.approx(s, rel=0.05)
     assert softmax["read"] == pytest.approx(s, rel=0.05)
     assert softmax["written"] == pytest.approx(s, rel=0.05)
     assert values["read"] == pytest.approx(s, rel=0.05)
-    hidden = sum(k["read"] + k["written"] for k in dram["naive", 1, "kept"])
+    hidden = sum(k["read"] + k["written"] for k in dram["naive", 1, 4096, "kept"])
     counted = cost.attention(4096, 128, flow="naive").bytes
     assert hidden < 0.8 * counted
     for flow in ("flash", "cudnn"):
         ideal = cost.attention(8192, 128, heads=8, flow="flash").bytes
-        [fused] = dram[flow, 8, "kept"]
+        [fused] = dram[flow, 8, 8192, "kept"]
         assert fused["read"] + fused["written"] < 1.1 * ideal
 
 

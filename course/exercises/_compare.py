@@ -46,7 +46,8 @@ def differs(value, expected, exact=None, rtol: float = 0.0, tell: bool = True) -
     """
     got, want = leaves(value), leaves(expected)
     if len(got) != len(want):
-        return f"It gives {describe(value)}; wanted: {describe(expected)}."
+        wanted = describe(expected) if tell else f"{len(want)} values"
+        return f"It gives {describe(value)}; wanted: {wanted}."
     true = want if exact is None else leaves(exact)
     found = (_leaf(g, w, t, rtol, tell) for g, w, t in zip(got, want, true, strict=True))
     return next((text for text in found if text), None)

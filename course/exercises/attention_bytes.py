@@ -16,10 +16,11 @@ s_over_q = Question(
     "S beside Q",
     task="One head, N = 4,096 tokens, width d = 128. How many times as many numbers has S as Q?",
     answer=4096 / 128,
-    unit="times",
     wrong={
         128: "S is N × N and Q is N × d: divide N·N by N·d.",
         4096: "Q is not one column: it has d of them.",
+        64: "Numbers, not bytes, and of S alone: N·N / (N·d).",
+        1 / 32: "The other way round: how many times as many has S?",
         1: "S has a row for every query, like Q, but a column for every key, not for every d.",
     },
     explanation="N·N / (N·d) = N/d = 4,096 / 128 = 32.",
@@ -30,12 +31,12 @@ passes = Question(
     task="Three kernels: S = QKᵀ, P = softmax(S), O = PV. Each reads its inputs from HBM and writes "
     "its output to HBM. How many times does an N×N matrix cross between HBM and the chip?",
     answer=4,
-    unit="times",
     factor=1,
     wrong={
         2: "S and P are two matrices, but each crosses more than once: written, then read.",
         3: "One pass a kernel is too few: the softmax reads one N×N matrix and writes another.",
         6: "Count the N×N matrices only: Q, K, V and O are N×d.",
+        8: "That is every trip there is. Q, K, V and O are not N×N.",
         1: "Then S would stay on the chip. But the next kernel finds it in HBM only.",
     },
     explanation="S is written, S is read, P is written, P is read.",
@@ -47,10 +48,12 @@ best_speedup = Question(
     task="On an H100, naive attention needs 41.3 µs for its bytes, and any attention 8.7 µs for its "
     "arithmetic. A fused kernel moves 33 times fewer bytes. How many times faster can it be at best?",
     answer=model.time(NAIVE, H100) / model.time(FUSED, H100),
-    unit="times",
     factor=1.1,
     wrong={
         33: "Bytes alone would allow that. But the arithmetic is still there, all 8.7 µs of it.",
+        32: "That is the ratio of the bytes, and without Q, K, V and O. How long is the arithmetic?",
+        41.3
+        / 9.95: "8.7 and 1.25 µs do not add up: bytes move while the arithmetic runs. The longer counts.",
         1: "Its bytes take 1.25 µs instead of 41.3: something must become faster.",
     },
     explanation="Its bytes take 1.25 µs, its arithmetic 8.7 µs: the longer one counts. 41.3 / 8.7 is "
@@ -149,6 +152,8 @@ naive_8k = Question(
         cost.attention(8192, 128, flow="naive").bytes / MiB: "Q, K, V and O are in this: the "
         "four passes alone were asked for.",
         1024: "BF16 takes 2 bytes a number, not 4.",
+        0.5: "That is GiB.",
+        4 * 8192**2 * 2: "Those are bytes: a MiB has 2²⁰ of them.",
     },
     explanation="8,192² · 2 bytes = 128 MiB a pass, four times: 512 MiB. Q, K, V and O add 8 MiB, 1.6 %.",
 )
@@ -164,6 +169,7 @@ fused_8k = Question(
         6: "O is written as well: four operands.",
         2: "That is one operand. There are four.",
         16: "BF16 takes 2 bytes a number, not 4.",
+        4 * 8192 * 128 * 2: "Those are bytes: a MiB has 2²⁰ of them.",
     },
     explanation="4 · 8,192 · 128 · 2 bytes = 8 MiB. So 64 times fewer than the four passes (65 times "
     "with Q, K, V and O counted in both).",
@@ -195,8 +201,9 @@ softmax_counted = Question(
     "With the softmax's own arithmetic",
     difficulty=2,
     minutes=3,
-    task="A guide counts 3N² FLOP for the softmax on top of the two matmuls: (4N²d + 3N²) FLOP over "
-    "(8N² + 8Nd) bytes. N = 4,096, d = 128. Which intensity does it print?",
+    task="Baseten's guide to LLM inference (baseten.co) counts 3N² FLOP for the softmax on top of the "
+    "two matmuls: (4N²d + 3N²) FLOP over (8N² + 8Nd) bytes. N = 4,096, d = 128. Which intensity, to "
+    "three digits?",
     answer=(4 * 128 + 3) / (8 + 8 * 128 / 4096),
     unit="FLOP/byte",
     factor=1.002,
@@ -205,19 +212,25 @@ softmax_counted = Question(
         (4 * 128 + 3) / 8: "That is without the 8Nd bytes of Q, K, V and O.",
         128: "“About d” drops a factor of two: four passes of 2 bytes are 8 bytes for 4d FLOP.",
     },
-    explanation="62.4 instead of 62.1: the softmax has half of the bytes and 0.6 % of the FLOPs.",
+    explanation="62.4 instead of 62.1: the softmax has half of the bytes and, counted so, 0.6 % of the "
+    "FLOPs.",
 )
 
 a10_share = Question(
     "The same on an A10",
     difficulty=2,
-    task="An A10 does 125 TFLOP/s in FP16 and moves 600 GB/s. Naive attention has intensity 62.4. "
-    "Which part of the peak can it reach, in per cent?",
+    task="The same guide uses an A10: 125 TFLOP/s in FP16, 600 GB/s. Naive attention has intensity "
+    "62.4. Which part of the peak can it reach, in per cent?",
     answer=100 * 62.4242 / (125e12 / 600e9),
     unit="%",
     wrong={
         100: "Its ridge is at 208: left of that, bytes set the limit.",
         62.4242: "That is the intensity. Divide it by the ridge.",
+        125e12 / 600e9: "That is the ridge. Which part of it is 62.4?",
+        100
+        * (125e12 / 600e9)
+        / 62.4242: "The other way round: left of the ridge it is under 100 %.",
+        62.4242 / (125e12 / 600e9): "That is the fraction. Asked for: per cent.",
     },
     explanation="The ridge is 125e12 / 600e9 = 208 FLOP per byte. 62.4 / 208 = 30 %: memory-bound.",
 )
@@ -287,6 +300,26 @@ count = Exercise(
         (
             _with(lambda q, s: (2 * q + s, 2 * s, s + q)),
             "The last kernel reads P and V, and writes O.",
+        ),
+        (
+            _with(lambda q, s: (q + s, 2 * s, s + 2 * q)),
+            "The first kernel reads two operands, Q and K.",
+        ),
+        (
+            _with(lambda q, s: (s, 2 * s, s)),
+            "Q, K, V and O cross as well: for a small N they are much of it.",
+        ),
+        (
+            _with(lambda q, s: ((2 * q, s), (s, s), (s + q, q))),
+            "Read and written apart. Add the two: one number a kernel.",
+        ),
+        (
+            lambda n, d, h, b, i: by_kernel(n, d, 1, 1, i),
+            "That is one head of one sequence: times heads · batch.",
+        ),
+        (
+            lambda n, d, h, b, i: by_kernel(n, d, h, b, 2),
+            "FP16 has 2 bytes, but itemsize may be another.",
         ),
         (
             lambda n, d, h, b, i: by_kernel(n, d, h, 1, i),
@@ -366,6 +399,19 @@ footprint = Exercise(
             "S and P are there at the same time: one is made from the other.",
         ),
         (
+            lambda n, layers, h, kv, b, t: b * h * n * n * 2 * 2 * layers,
+            "The layers run one after the other: S and P of the one before are not needed any more "
+            "(in training: its P is, its S is not).",
+        ),
+        (
+            lambda n, layers, h, kv, b, t: b * h * n * n * 2 * (layers + 2 if t else 2),
+            "The P of the layer at work is one of those that are kept: do not count it twice.",
+        ),
+        (
+            lambda n, layers, h, kv, b, t: scores_held(n, layers, h // kv, kv, b, t),
+            "heads / kv_heads is how many share one K head. Every query head has its own scores.",
+        ),
+        (
             lambda n, layers, h, kv, b, t: scores_held(n, layers, h, kv, b, t) // 2,
             "FP16 takes two bytes a number.",
         ),
@@ -420,6 +466,18 @@ longest_n = Exercise(
             lambda m, h, b, i: math.ceil(math.sqrt(m / (2 * h * b * i))),
             "Rounded up it no longer fits: round down.",
         ),
+        (
+            lambda m, h, b, i: math.sqrt(m / (2 * h * b * i)),
+            "A sequence has a whole number of tokens: round down.",
+        ),
+        (
+            lambda m, h, b, i: math.isqrt(m // (4 * h * b * i)),
+            "Four passes move, but only two matrices are there, S and P.",
+        ),
+        (
+            lambda m, h, b, i: math.isqrt((m - 1) // (2 * h * b * i)),
+            "Filled to the last byte still fits.",
+        ),
     ],
 )
 
@@ -461,6 +519,19 @@ width = Exercise(
         (
             lambda r, n: 2 * r / (1 - 2 * r / n) if n != 2 * r else math.inf,
             "A negative width. For N ≤ 2 · ridge no width is enough: return math.inf.",
+        ),
+        (
+            lambda r, n: 2 * r / (1 - 2 * r / n),
+            "For N = 2 · ridge this divides by zero, for smaller N it is negative. No width is enough "
+            "there: return math.inf.",
+        ),
+        (
+            lambda r, n: round(2 * r / (1 - 2 * r / n)) if n > 2 * r else math.inf,
+            "It is to be left unrounded.",
+        ),
+        (
+            lambda r, n: 2 * r / (1 - 2 * r / n) if n > 2 * r else None,
+            "Where no width is enough, return math.inf.",
         ),
         (
             lambda r, n: r / (1 - r / n) if n > r else math.inf,
@@ -534,6 +605,26 @@ asked = Exercise(
         (
             lambda n, d, b: (8 * n * d, 4 * n * d + 4 * n * d * (n / b)),
             "Part of a block is a whole visit to K and V: a whole number of blocks.",
+        ),
+        (
+            lambda n, d, b: (8 * n * d, 4 * n * d * -(-n // b)),
+            "Q and O cross too, once each.",
+        ),
+        (
+            lambda n, d, b: (8 * n * d, 4 * n * d + 4 * n * d * (n // b + 1)),
+            "Where the blocks divide n there is no further one: round up, don't add one.",
+        ),
+        (
+            lambda n, d, b: (8 * n * d, 4 * n * d + 4 * n * d * b),
+            "That is block_q times K and V. How many blocks are there?",
+        ),
+        (
+            lambda n, d, b: (6 * n * d, 4 * n * d + 4 * n * d * -(-n // b)),
+            "Ideal: four operands. O is written as well.",
+        ),
+        (
+            lambda n, d, b: ideal_and_asked(n, d, b)[::-1],
+            "The other order: first the ideal, then what is asked.",
         ),
         (
             lambda n, d, b: (4 * n * d, 2 * n * d + 2 * n * d * -(-n // b)),
@@ -613,6 +704,8 @@ score_room = Question(
         16: "FP16 takes two bytes a number.",
         64: "That is S and P together.",
         0.03125: "That is Q: S has a column for every key.",
+        32768: "That is MiB.",
+        2 * 131072**2: "Those are bytes: a GiB has 2³⁰ of them.",
     },
     explanation="131,072² · 2 bytes = 32 GiB, and P as much again. An H100 has 80 GB = 74.5 GiB.",
 )
