@@ -143,7 +143,7 @@ blocks = Question(
     answer=2,
     factor=1.001,
     wrong={
-        64: "That is warps of one register... 4 warps are 128 threads, each with 255 registers.",
+        64: "That is 65,536 / (255 · 4). A warp has 32 threads: 4 warps are 128, each with 255 registers.",
         8: "That is warps: 65,536 / (255 · 32) = 8. A block has four.",
         257: "That is threads: 65,536 / 255. A block has 128 of them.",
         1: "255 · 128 = 32,640. That fits more than once into 65,536.",
