@@ -266,7 +266,7 @@ def growth(axes, ns: Sequence[int], d: int = 128, *, heads: int = 32, cards=CARD
     for name in cards:
         size, largest = GPUS[name].hbm_bytes, name == cards[-1]
         kept.axhline(size, color=HBM.colour, ls=(0, (4, 3)), lw=1.3)
-        kept.text(ns[0], size * (1.12 if largest else 0.88), f"{name}, {decimal(size)}", fontsize=11,
+        kept.text(ns[0], size * (1.12 if largest else 0.88), f"{name}, {decimal(size)}", fontsize=12,
                   color=HBM.colour, va="bottom" if largest else "top")  # fmt: skip
     moved.set_title("Moved by one head", loc="left")
     kept.set_title(f"Held by {heads} heads", loc="left")

@@ -186,8 +186,8 @@ def describe(data):
                       in zip(naive["kernels"], naive["bytes"], naive["times"], strict=True))  # fmt: skip
     slow, fast = (sum(flow["times"]) for flow in (naive, flash))
     text = (
-        f"{chip.name}, {data['dtype']}, N = {data['n']:,}, d = {data['d']}, heads: {data['heads']}, "
-        f"batch: {data['batch']}. Naive: {parts}; together {decimal(naive['total'])}, "
+        f"N = {data['n']:,}, d = {data['d']}, heads: {data['heads']}, batch: {data['batch']}, "
+        f"{data['dtype']} on the {chip.name}. Naive: {parts}; together {decimal(naive['total'])}, "
         f"{seconds(slow)}. Fused: {decimal(flash['total'])}, {seconds(fast)}, {slow / fast:.1f} times "
         "faster"
     )
