@@ -350,3 +350,10 @@ def test_this_machine_is_a_gpu_like_any_other():
     words = show(picture.roofline, HERE, [picture.Point("add", 1 / 12, 2e9, "measured")],
                  dtype="fp32").words  # fmt: skip
     assert "ridge at 6.67" in words and "80% of the roof" in words
+
+
+def test_the_floor_never_lies_under_its_own_bound():
+    """A bandwidth measured too low would put the bytes' time above the measured one."""
+    slow = Gpu("busy", None, {"fp32": 2e11}, 4e9, None, None, None, None, "a test")
+    words = show(picture.floor, [64, 10**6], [4e-7, 1e-3], [768, 12 * 10**6], slow).words
+    assert "1 ms for 1,000,000" in words and "64 ns and 1 ms" in words

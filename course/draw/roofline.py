@@ -235,8 +235,8 @@ def floor(
     """Measured seconds against size, beside the time that the bytes alone would take.
 
     moved: bytes of each size. Where the measured line is flat, the kernel waits for neither bytes
-    nor arithmetic: it waits to be started. The largest size should fit no cache; if it moves faster
-    than the GPU's bandwidth, that was measured at a busy moment, and the faster of the two is drawn.
+    nor arithmetic: it waits to be started. The largest size should fit no cache: if it moves faster
+    than the GPU's measured bandwidth, the bytes' time is drawn with its pace.
     """
     bytes_time = np.asarray(moved) / max(gpu.bandwidth, moved[-1] / timed[-1])
     ylim = (min(timed) / 10, 3 * max(timed))
