@@ -33,17 +33,18 @@ def graph(ax) -> str:
         ax.text(x, y, name, ha="center", va="center", weight="bold", fontsize=16, zorder=3,
                 bbox=dict(facecolor=fill, edgecolor="none", pad=1.5))  # fmt: skip
     steps = (  # from, to, gradient that comes back, where its name stands
-        ("Q", "S", "dQ = dS K", (1.3, 1.65)), ("K", "S", "dK = dSᵀ Q", (1.5, -0.5)),
-        ("S", "P", "dS = P ∘ (dP − D)", (3.95, -0.35)), ("P", "O", "dP = dO Vᵀ", (6.95, 0.95)),
+        ("Q", "S", "dQ = dS K · scale", (1.9, 1.75)), ("K", "S", "dK = dSᵀ Q · scale", (1.7, -0.75)),
+        ("S", "P", "dS = P ∘ (dP − D)", (3.95, -0.05)), ("P", "O", "dP = dO Vᵀ", (6.95, 0.95)),
         ("V", "O", "dV = Pᵀ dO", (7.0, -1.6)),
     )  # fmt: skip
     for a, b, name, spot in steps:
         start, end = np.array(boxes[a][:2]), np.array(boxes[b][:2])
         way = (end - start) / np.hypot(*(end - start))
         side = 0.1 * np.array([-way[1], way[0]])
-        ax.annotate("", end - 0.55 * way + side, start + 0.55 * way + side,
+        gap = 0.55 if way[1] == 0 else 0.68
+        ax.annotate("", end - gap * way + side, start + gap * way + side,
                     arrowprops=dict(arrowstyle="-|>", color=INK, lw=1.6))  # fmt: skip
-        ax.annotate("", start + 0.55 * way - side, end - 0.55 * way - side,
+        ax.annotate("", start + gap * way - side, end - gap * way - side,
                     arrowprops=dict(arrowstyle="-|>", color=ACCENT, lw=2.2))  # fmt: skip
         ax.text(*spot, name, ha="center", va="center", color=ACCENT, fontsize=14)
     ax.annotate("", (5.2, 1.82), (5.2, 1.03), arrowprops=dict(arrowstyle="-|>", color=INK, lw=1.6))
@@ -259,6 +260,12 @@ def layer(axes, points) -> str:
     timed.set(title="Forward and backward")
     _log_ticks(kept, decimal)
     _log_ticks(timed, seconds)
+    lost = [p["n"] for p in points if p.get("out_of_memory")]
+    if lost:  # only naive
+        top = timed.get_ylim()[1]
+        timed.set_ylim(top=2.5 * top)
+        _out_of_memory(timed, min(lost), 1.4 * top)
+        said[0] += f", and has no memory for the backward pass at N = {min(lost):,}"
     return f"One attention layer, against N. {'; '.join(said)}."
 
 
@@ -324,9 +331,7 @@ def training(axes, points, capacity: int = GPUS["H200"].hbm_bytes) -> str:
             f"{done[-1]['tokens_per_second']:,.0f} tokens/s"
         )
         for x in lost[:1]:
-            memory.plot(x, capacity / 1e9, marker="X", ms=14, color=style.colour, ls="")
-            memory.annotate("out of memory", (x, capacity / 1e9), (-12, 2), ha="right", va="bottom",
-                            textcoords="offset points", color=ACCENT)  # fmt: skip
+            _out_of_memory(memory, x, capacity / 1e9)
             said[-1] += f", at N = {x:,} out of memory"
     memory.axhline(capacity / 1e9, color=ACCENT, ls="--", lw=1.5)
     memory.set(ylim=(0, 1.4 * capacity / 1e9), ylabel="GB", title="Peak memory of a step")
@@ -335,6 +340,13 @@ def training(axes, points, capacity: int = GPUS["H200"].hbm_bytes) -> str:
     for ax in axes:
         _n_axis(ax, points)
     return f"Training against N. {'; '.join(said)}."
+
+
+def _out_of_memory(ax, n, y):
+    """A cross where naive attention would go on."""
+    ax.plot(n, y, marker="X", ms=14, color=STYLES["naive"].colour, ls="", clip_on=False)
+    ax.annotate("out of memory", (n, y), (-12, 2), ha="right", va="bottom", color=ACCENT,
+                textcoords="offset points")  # fmt: skip
 
 
 def _n_axis(ax, points):

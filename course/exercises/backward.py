@@ -68,6 +68,7 @@ jacobian_bytes = Question(
     wrong={
         0.03125: "That is one row. There are 4,096 rows.",
         0.0625: "That is one row, with 4 bytes a number. There are 4,096 rows.",
+        256: "That is 4 bytes a number. FP16 has 2.",
     },
     explanation="N rows of N² numbers: 4,096³ · 2 bytes = 128 GiB. Nobody builds them.",
 )
@@ -100,6 +101,7 @@ lse_ratio = Question(
         8192: "In numbers, yes. In bytes L has 4 for each row, P has 2 for each number.",
         16384: "The other way round: L's number is the larger one.",
         2048: "Twice as much: 8,192 · 2 bytes against 4.",
+        1 / 4096: "Turned over: how many times smaller, not which part of it.",
     },
     explanation="8,192 · 2 / 4 = 4,096.",
 )
@@ -254,13 +256,13 @@ by_hand = Exercise(
     difficulty=2,
     minutes=8,
     task="Scores 1, 3, 4, 2 and values 1, 2, 3, 4 gave the weights 0.0321, 0.2369, 0.6439, 0.0871 and the "
-    "output 2.786. The loss is the output itself, so dO = 1. Work out D and ds₁ to ds₄: five numbers, to "
-    "three digits.",
+    "output 2.786. The loss is the output itself, so dO = 1. Work out D and ds₁ to ds₄: five numbers, "
+    "with three digits after the point.",
     answer=_worked(),
-    rtol=3e-3,
+    rtol=7e-3,
     hints=(
         "dp_j = dO · v_j. With dO = 1 these are the values themselves.",
-        "D = dO · O. You know O.",
+        "D = Σ_j p_j dp_j, four products. Have you met the sum before?",
         "ds_j = p_j (dp_j − D). Check: the four must sum to 0. Why?",
     ),
     wrong=[
@@ -320,6 +322,10 @@ softmax_backward = Exercise(
         (
             lambda p, dp: p * (dp - dp.mean(-1, keepdims=True)),
             "The mean of dp must be weighted by p.",
+        ),
+        (
+            lambda p, dp: p * (dp - dp.sum(-1, keepdims=True)),
+            "The sum of dp must be weighted by p: each term is p_j dp_j.",
         ),
         (
             lambda p, dp: p * (dp - (p * dp).sum()),
@@ -445,6 +451,16 @@ def _hidden_by_a_product(q, k, v, do, lse, delta, scale, seen):
     return p, p * (do @ v.T - delta[:, None])
 
 
+def _large_negative(q, k, v, do, lse, delta, scale, seen):
+    p = np.exp(np.where(seen, q @ k.T * scale, -1e30) - lse[:, None])
+    return p, p * (do @ v.T - delta[:, None])
+
+
+def _own_delta(q, k, v, do, lse, delta, scale, seen):
+    p, dp = np.where(seen, np.exp(q @ k.T * scale - lse[:, None]), 0.0), do @ v.T
+    return p, p * (dp - (p * dp).sum(-1, keepdims=True))
+
+
 def _divided(q, k, v, do, lse, delta, scale, seen):
     p = np.where(seen, np.exp(q @ k.T * scale) / np.exp(lse)[:, None], 0.0)
     return p, p * (do @ v.T - delta[:, None])
@@ -485,7 +501,25 @@ tile_gradient = Exercise(
         ),
         (
             _hidden_by_a_product,
-            "seen * exp(…) does not hide an infinity: 0 · ∞ is NaN. Pick with np.where.",
+            "A row that sees no key has lse = −∞. Then seen * exp(∞) is 0 · ∞, and a hidden score of −∞ "
+            "gives exp(−∞ − (−∞)): both are NaN. Pick last: np.where(seen, exp(…), 0.0).",
+        ),
+        (
+            _large_negative,
+            "A hidden score of −1e30 less lse = −∞ is +∞: a row that sees no key gets infinite weights. "
+            "Pick last: np.where(seen, exp(…), 0.0).",
+        ),
+        (
+            _own_delta,
+            "D was summed over this tile. It is the sum over the whole row, and comes as delta.",
+        ),
+        (
+            lambda *a: _tile(*a[:6], a[0].shape[1] ** -0.5, a[7]),
+            "The scale was taken as 1/√d. It is an argument: use the one that comes in.",
+        ),
+        (
+            lambda *a: tile_gradient.answer(*a)[::-1],
+            "p and ds have changed places: return (p, ds).",
         ),
         (
             _divided,
@@ -542,7 +576,7 @@ def _run_dq(f, *args):
 def _dq(
     q, k, v, do, lse, delta, block_q, block_kv, hbm,
     stop=lambda n, n_kv, b: n_kv, scale_s=None, scale_dq=None, minus=True, own=False, shared=False,
-    again=False, assign=False,
+    again=False, assign=False, itemsize=4, count_v=True, store="once",
 ):  # fmt: skip
     """`tiled_dq` with one thing broken."""
     dq, scale = np.zeros_like(q), q.shape[1] ** -0.5
@@ -554,20 +588,33 @@ def _dq(
     for i in range(0, len(q), block_q):
         rows = slice(i, i + block_q)
         q_i, do_i = hbm.load("Q", q[rows]), hbm.load("dO", do[rows])
-        lse_i = hbm.load("lse", lse[rows], itemsize=4)
-        delta_i = hbm.load("D", delta[rows], itemsize=4)
+        lse_i = hbm.load("lse", lse[rows], itemsize=itemsize)
+        delta_i = hbm.load("D", delta[rows], itemsize=itemsize)
         total = total[: len(q_i)] if shared else np.zeros_like(q_i)
         for j in range(0, stop(len(q), len(k), block_kv), block_kv):
             if again and j:
                 hbm.load("Q", q[rows]), hbm.load("dO", do[rows])
-            k_j, v_j = hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv])
+            k_j, v_j = hbm.load("K", k[j : j + block_kv]), v[j : j + block_kv]
+            if count_v:
+                v_j = hbm.load("V", v_j)
             p = np.exp(q_i @ k_j.T * scale_s - lse_i[:, None])
             if own:
                 p = p / p.sum(-1, keepdims=True)
             part = (p * (do_i @ v_j.T - delta_i[:, None] * minus)) @ k_j
             total = part if assign else total + part
-        hbm.store("dQ", dq[rows], total * scale_dq)
+            if store == "each":
+                hbm.store("dQ", dq[rows], total * scale_dq)
+        if store == "once":
+            hbm.store("dQ", dq[rows], total * scale_dq)
+        elif store == "past":
+            dq[rows] = total * scale_dq
     return dq
+
+
+def _whole(q, k, v, do, lse, delta, block_q, block_kv, hbm):
+    scale = q.shape[1] ** -0.5
+    p = np.exp(q @ k.T * scale - lse[:, None])
+    return p * (do @ v.T - delta[:, None]) @ k * scale
 
 
 tiled_dq = Exercise(
@@ -625,6 +672,26 @@ tiled_dq = Exercise(
         (
             lambda *a: _dq(*a, again=True),
             "Q and dO are loaded again for every K tile. Load them once, before the inner loop.",
+        ),
+        (
+            lambda *a: _dq(*a, itemsize=2),
+            "The bytes of lse and D are half of what they should be: both are FP32, itemsize=4.",
+        ),
+        (
+            lambda *a: _dq(*a, count_v=False),
+            "V did not come through hbm.load, so its bytes were not counted.",
+        ),
+        (
+            lambda *a: _dq(*a, store="past"),
+            "dQ was written past the counter: hbm.store('dQ', dq[rows], value).",
+        ),
+        (
+            lambda *a: _dq(*a, store="each"),
+            "dQ is stored after every K tile. It is complete after the inner loop: store it once.",
+        ),
+        (
+            _whole,
+            "The numbers are right, but nothing went through hbm, and S was made whole: take tiles.",
         ),
     ],
 )
@@ -741,6 +808,12 @@ count_flops = Exercise(
                 sum(i + n_kv - n + 1 for i in range(n)) if c else n * n_kv
             ),
             "With more queries than keys, the first rows see no key: their count must not be negative.",
+        ),
+        (
+            lambda n, n_kv, d, h, p, c: p * 2 * d * h * (
+                sum(max(0, min(n_kv, i + n_kv - n)) for i in range(n)) if c else n * n_kv
+            ),
+            "The diagonal is missing: j = i + n_kv − n is visible, so query i sees one key more.",
         ),
         (
             lambda n, n_kv, d, h, p, c: count_flops.answer(n, n_kv, d, 1, p, c),

@@ -4,7 +4,7 @@ import ipywidgets as widgets
 
 from course import cost, roofline
 from course.draw.backward import TITLES
-from course.draw.theme import ACCENT, FLOWS, INK, SOFT
+from course.draw.theme import ACCENT, FLOWS, INK, PAPER, SOFT
 from course.explore.explorer import Explorer
 from course.hardware import GPUS
 from course.units import decimal, seconds
@@ -34,10 +34,10 @@ def compute(n, d, heads, gpu):
 
 
 PANELS = (  # key, title, limits of the logarithmic axis, how a number is written
-    ("kept", "Kept until backward", (1e4, 3e17), decimal),
-    ("bytes", "Bytes asked", (1e4, 3e17), decimal),
+    ("kept", "Kept until backward", (2e4, 5e15), decimal),
+    ("bytes", "Bytes asked", (4e4, 1e16), decimal),
     ("flops", "Arithmetic", (1e7, 3e18), lambda x: decimal(x, "FLOP")),
-    ("time", "Time at the least", (1e-8, 3e5), seconds),
+    ("time", "Time at the least", (1e-8, 1e5), seconds),
 )
 
 
@@ -52,8 +52,9 @@ def draw(fig, data):
         for x, way in enumerate(WAYS):
             bars[key, way] = ax.bar(x, 1, 0.86, bottom=limits[0], **FLOWS[way].bar)[0]
             tops[key, way] = ax.text(
-                x, 1, "", ha="center", va="bottom", fontsize=12, linespacing=1.1
-            )
+                x, 1, "", ha="center", va="bottom", fontsize=12, linespacing=1.1,
+                bbox=dict(facecolor=PAPER, edgecolor="none", pad=1),
+            )  # fmt: skip
     (limit,) = axes["kept"].plot([], [], color=ACCENT, ls="--", lw=1.8)
     room = axes["kept"].text(
         0.5,
@@ -83,13 +84,12 @@ def draw(fig, data):
                     words = words.replace(" ", "\n")
                 tops[key, way].set_y(1.3 * value)
                 tops[key, way].set_text(words)
-                tops[key, way].set_color(INK)
+                lost = key == "kept" and value > data["gpu"].hbm_bytes
+                tops[key, way].set_color(ACCENT if lost else INK)
         capacity = data["gpu"].hbm_bytes
         limit.set_data([-0.6, 2.6], [capacity, capacity])
         room.set_text(f"- - -  {data['gpu'].name}: {decimal(capacity)}")
-        if data["ways"]["naive"]["kept"] > capacity:
-            tops["kept", "naive"].set_color(ACCENT)
-        return [*bars.values(), *tops.values(), limit, room]
+        return [*bars.values(), limit, *tops.values(), room]
 
     return move
 
@@ -97,16 +97,21 @@ def draw(fig, data):
 def describe(data):
     """The bargain in words."""
     store, one, two = (data["ways"][way] for way in WAYS)
-    fits = "fits" if store["kept"] <= data["gpu"].hbm_bytes else "does not fit"
+    fits, all_fit = (w["kept"] <= data["gpu"].hbm_bytes for w in (store, one))
+    cached = ", if no cache helps" if two["bound"] == "memory" else ""
     return (
         f"One layer, N = {data['n']:,}, d = {data['d']}, heads × batch {data['heads']}, FP16, on the "
-        f"{data['gpu'].name}. Kept until backward: {decimal(store['kept'])} with P stored, which {fits}; "
-        f"{decimal(one['kept'])} without. Arithmetic: {one['flops'] / store['flops']:g} times as much in "
-        f"one kernel, {two['flops'] / store['flops']:g} times in two. Time at the least: "
-        f"{seconds(store['time'])} with P stored ({store['bound']}-bound), {seconds(one['time'])} in one "
-        f"kernel ({one['bound']}-bound), {seconds(two['time'])} in two ({two['bound']}-bound, if no cache "
-        "helps)."
+        f"{data['gpu'].name}. Kept until backward: {decimal(store['kept'])} with P stored "
+        f"({_fits(fits)}), {decimal(one['kept'])} without ({_fits(all_fit)}). Arithmetic: "
+        f"{one['flops'] / store['flops']:g} times as much in one kernel, "
+        f"{two['flops'] / store['flops']:g} times in two. Time at the least: {seconds(store['time'])} "
+        f"with P stored ({store['bound']}-bound), {seconds(one['time'])} in one kernel "
+        f"({one['bound']}-bound), {seconds(two['time'])} in two ({two['bound']}-bound{cached})."
     )
+
+
+def _fits(it_does):
+    return "fits" if it_does else "does not fit"
 
 
 def backward(**initial):
