@@ -56,6 +56,7 @@ give values as `answer` and in `wrong`. Several functions go in as a tuple, with
 """
 
 import copy
+import functools
 import math
 import secrets
 import textwrap
@@ -178,9 +179,14 @@ class Exercise(_Item):
 
     def _diagnosis(self, runs, cases, first):
         """That of the wrong answer which does the same in every case, or at least in this one."""
+
+        @functools.cache  # both rounds begin alike, and a kernel in the interpreter takes its time
+        def alike(number, i):
+            return self._alike(runs[i], self._run(self.wrong[number][0], cases[i]), cases[i])
+
         for where in (range(len(cases)), [first]):
-            for attempt, diagnosis in self.wrong:
-                if all(self._alike(runs[i], self._run(attempt, cases[i]), cases[i]) for i in where):
+            for number, (_, diagnosis) in enumerate(self.wrong):
+                if all(alike(number, i) for i in where):
                     return diagnosis
         return ""
 

@@ -20,11 +20,15 @@ def leaves(x) -> list:
 
 
 def describe(x) -> str:
-    """Dtype and shape of every array, the value of everything else: "float64 (2, 7), 3"."""
+    """Dtype and shape of every array, the value of everything else: "float64 (2, 7), 3".
+
+    What has many parts, as a matrix in lists, is only counted.
+    """
     shown = [
         f"{kind(y)} {tuple(y.shape)}" if getattr(y, "shape", ()) else str(y)[:40] for y in leaves(x)
     ]
-    return ", ".join(shown) or "nothing"
+    many = len(shown) > 16
+    return f"{len(shown)} values" if many else ", ".join(shown) or "nothing"
 
 
 def kind(x) -> str:

@@ -1,5 +1,6 @@
 """Exercises of notebook 06: tiles and masks, what an SM has room for, the kernel, a broken kernel."""
 
+import ast
 import functools
 import math
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from course import kernels
 from course.exercises import Exercise, Question
+from course.exercises._source import source
 from course.kernels import tl, triton
 
 # --- questions on the way ---------------------------------------------------------------------
@@ -76,6 +78,7 @@ masked_tiles = Question(
         136: "That is all tiles that are computed. Most of them lie wholly below the diagonal.",
         256: "Only a tile that the diagonal crosses has both visible and hidden scores.",
         32: "With square tiles the diagonal crosses one tile in each row of tiles.",
+        240: "Those need none: 120 are seen whole, and 120 are never touched.",
     },
     explanation="The diagonal crosses one tile in each of the 16 rows of tiles. 120 lie below it and need no "
     "mask, and 120 above it are never touched.",
@@ -131,6 +134,8 @@ shared = Question(
         128: "Q is loaded once and stays. Only K and V have two slots.",
         80: "Both K and V have two slots: 32 + 2 · (16 + 16).",
         192: "Twice as large: FP16 takes 2 bytes a number.",
+        98_304: "That is in bytes. 1 KiB is 1,024 of them.",
+        98.304: "That is in kB. 1 KiB is 1,024 bytes.",
     },
     explanation="Q 32 KiB, K and V 16 KiB each, in two slots: 32 + 2 · 32 = 96 KiB.",
 )
@@ -174,7 +179,7 @@ narrow = Question(
     "Why is d = 64 slower?",
     difficulty=3,
     minutes=3,
-    task="At d = 64 every kernel reaches fewer FLOP/s than at d = 128. Why?",
+    task="At d = 64 every fused kernel reaches fewer FLOP/s than at d = 128. Why?",
     choices={
         "a": "it moves more bytes for each FLOP, so it waits for HBM",
         "b": "each score costs the same softmax work, and half the matmul work",
@@ -188,7 +193,7 @@ narrow = Question(
         "d": "They take half the room at d = 64.",
     },
     explanation="A score takes 4d FLOP of matmul, and one exp2 and some FP32 instructions whatever d is. At "
-    "d = 64 the softmax has twice the share of the time.",
+    "d = 64 there is twice the softmax beside each FLOP of matmul.",
 )
 peak_memory = Question(
     "Twice the length, the same tokens",
@@ -257,7 +262,7 @@ tile = Exercise(
     "Load a tile",
     difficulty=2,
     minutes=8,
-    task="Write load_tile(memory, first, n, d, stride, block, block_d) in NumPy. memory is one long row of "
+    task="Write load_a_tile(memory, first, n, d, stride, block, block_d) in NumPy. memory is one long row of "
     "numbers; in it lies a matrix of n rows and d columns, and its rows start `stride` numbers apart. Return "
     "the tile (block, block_d) that starts at row `first`, with 0 where row or column does not exist.",
     answer=load_tile,
@@ -286,6 +291,17 @@ tile = Exercise(
         (
             _tile(fill=-np.inf),
             "The fill is 0 here: it goes into a product, and −∞ · 0 is NaN. Scores get their −∞ later.",
+        ),
+        (
+            lambda memory, first, n, d, stride, *block: memory[: n * d].reshape(n, d)[first:],
+            "It cannot be cut out by slices: the rows need not lie side by side, and the tile may "
+            "be larger than what is there. Compute an address for each element.",
+        ),
+        (
+            lambda memory, first, n, d, stride, block, block_d: (
+                load_tile(memory, first, n, d, stride, block_d, block).T
+            ),
+            "Rows and columns are swapped: the tile is (block, block_d).",
         ),
     ],
 )
@@ -361,6 +377,27 @@ visible_keys = Exercise(
             lambda *a: visible(*a)[::-1],
             "The two are swapped: full comes first, and is never more than end.",
         ),
+        (
+            lambda first, n, n_kv, block_q, block_kv: (
+                visible(first, n, n_kv, block_q, block_kv)[0] // block_kv,
+                visible(first, n, n_kv, block_q, block_kv)[1],
+            ),
+            "full counts keys, not tiles: times block_kv.",
+        ),
+        (
+            lambda first, n, n_kv, block_q, block_kv: (
+                visible(first, n, n_kv, block_q, block_kv)[0],
+                -(-visible(first, n, n_kv, block_q, block_kv)[1] // block_kv) * block_kv,
+            ),
+            "end is a number of keys: it is not rounded up to whole tiles.",
+        ),
+        (
+            lambda first, n, n_kv, block_q, block_kv: (
+                visible(first + block_q - 1, n, n_kv, block_q, block_kv)[0],
+                visible(first, n, n_kv, block_q, block_kv)[1],
+            ),
+            "full is what *every* row sees. The first row of the tile sees the fewest keys.",
+        ),
     ],
 )
 
@@ -434,6 +471,22 @@ sm = Exercise(
             lambda r, w, s: min(65_536 // (-(-r // 8) * 256 * w), 233_472 // (s + 1024), 64 // w),
             "However small they are, 32 blocks are the most.",
         ),
+        (
+            lambda r, w, s: min(65_536 / (-(-r // 8) * 256 * w), 233_472 / (s + 1024), 64 / w, 32),
+            "A part of a block does not run: // instead of /.",
+        ),
+        (
+            lambda r, w, s: min(
+                65_536 // ((r // 8 + 1) * 256 * w), 233_472 // (s + 1024), 64 // w, 32
+            ),
+            "A thread that needs 128 gets 128, not 136: what is a multiple of 8 stays.",
+        ),
+        (
+            lambda r, w, s: max(
+                65_536 // (-(-r // 8) * 256 * w), 233_472 // (s + 1024), 64 // w, 32
+            ),
+            "The scarcest supply decides: the smallest of the four numbers.",
+        ),
     ],
 )
 
@@ -479,7 +532,10 @@ def _wrong_kernel(
     keys: tl.constexpr = False, alpha_o: tl.constexpr = False, stride: tl.constexpr = False,
     alpha_l: tl.constexpr = False, own: tl.constexpr = False, zero: tl.constexpr = False,
     base: tl.constexpr = False, divide: tl.constexpr = False, store: tl.constexpr = False,
-    no_m: tl.constexpr = False, scaled: tl.constexpr = False,
+    no_m: tl.constexpr = False, scaled: tl.constexpr = False, two: tl.constexpr = False,
+    inverse: tl.constexpr = False, once: tl.constexpr = False, tail: tl.constexpr = False,
+    rows: tl.constexpr = False, bare: tl.constexpr = False, lse_rows: tl.constexpr = False,
+    lse2: tl.constexpr = False, n_keys: tl.constexpr = False,
 ):  # fmt: skip
     """`attention_kernel` without what is named."""
     tiles = tl.cdiv(n, block_q)
@@ -493,7 +549,14 @@ def _wrong_kernel(
         m = tl.zeros([block_q], tl.float32)
     l = tl.zeros([block_q], tl.float32)
     o = tl.zeros([block_q, block_d], tl.float32)
-    for start in range(0, n_kv, block_kv):
+    end = n_kv
+    if once:
+        end = block_kv
+    if tail:
+        end = n_kv // block_kv * block_kv
+    if rows:
+        end = n
+    for start in range(0, end, block_kv):
         exist = (start + key[:, None] < n_kv) & (column[None, :] < d)
         there = head * n_kv * d + (start + key[:, None]) * d + column[None, :]
         if stride:
@@ -505,11 +568,18 @@ def _wrong_kernel(
             s = s * scale
         if not keys:
             s = tl.where(start + key[None, :] < n_kv, s, float("-inf"))
+        if n_keys:
+            s = tl.where(start + key[None, :] < n, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         if own:
             m_new = tl.max(s, 1)
         alpha = tl.exp(m - m_new)
         p = tl.exp(s - m_new[:, None])
+        if inverse:
+            alpha = tl.exp(m_new - m)
+        if two:
+            alpha = tl.exp2(m - m_new)
+            p = tl.exp2(s - m_new[:, None])
         if alpha_l:
             l = l + tl.sum(p, 1)
         else:
@@ -526,9 +596,13 @@ def _wrong_kernel(
         lse = m + tl.log2(l)
     if no_m:
         lse = tl.log(l)
-    tl.store(lse_ptr + head * n + row, lse, mask=row < n)
+    if lse2:
+        lse = lse * 1.4426950408889634
+    tl.store(lse_ptr + head * n + row, lse, mask=(row < n) | lse_rows)
     if store:
         inside = (row[:, None] < n + 1) & (column[None, :] < d)
+    if bare:
+        inside = row[:, None] + column[None, :] >= 0
     tl.store(o_ptr + here, o, mask=inside)
 
 
@@ -565,12 +639,36 @@ def _inputs(rng):
 
 
 GUARD = 4096.0  # what lies behind o and lse in memory: no program may write there
-ROOM = 64
+ROOM = 16_384  # as far as a tile without a mask may reach: the interpreter writes where it is told
+
+
+class NoFill(Exception):
+    """A masked load without `other`: the interpreter takes 0, a GPU whatever is there."""
+
+
+class NoPrecision(Exception):
+    """A dot without `input_precision`: the interpreter takes FP32, a GPU TF32."""
+
+
+def _same_on_a_gpu(kernel):
+    """Raise where the kernel's own text leaves to chance what only the interpreter makes right."""
+    for node in ast.walk(ast.parse(source(kernel))):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        said = {*("pointer", "mask", "other")[: len(node.args)], *(k.arg for k in node.keywords)}
+        if node.func.attr == "load" and "mask" in said and "other" not in said:
+            raise NoFill(ast.unparse(node))
+        if node.func.attr == "dot" and not said & {"input_precision", "allow_tf32"}:
+            raise NoPrecision(ast.unparse(node))
 
 
 def _launch(kernel, q, k, v):
     """(o, lse, what lies behind each) of a kernel on NumPy arrays, as NumPy arrays."""
     import torch
+
+    _same_on_a_gpu(kernel)
+    if not hasattr(kernel, "__getitem__"):
+        raise TypeError("this is no kernel: is @triton.jit missing above it?")
 
     device = "cpu" if kernels.interpreted else "cuda"
     heads, n, d = q.shape
@@ -590,6 +688,14 @@ def _launch(kernel, q, k, v):
     return o[:-ROOM].reshape(q.shape), lse[:-ROOM].reshape(heads, n), o[-ROOM:], lse[-ROOM:]
 
 
+def _no_fill():
+    tl.load(0, mask=0)
+
+
+def _no_precision():
+    tl.dot(0, 0)
+
+
 def _exact(q, k, v):
     from course import attention
 
@@ -604,12 +710,13 @@ flash = Exercise(
     task="Write a Triton kernel attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, scale, n, n_kv, d, "
     "block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr). q and o are (heads, n, d), k and v "
     "(heads, n_kv, d), lse (heads, n), all FP32 and without gaps. There is a program for each Q tile of each "
-    "head, all along axis 0. scale is 1/√d. No causal mask. lse is the natural one.",
+    "head, all along axis 0. scale is 1/√d. No causal mask. lse is the natural one. Say other= with each mask "
+    "of a load, and input_precision= with each tl.dot: the interpreter would guess right, a GPU does not.",
     answer=attention_kernel,
     cases=_inputs,
     call=_launch,
     reference=_exact,
-    rtol=1e-3,
+    rtol=3e-4,  # FP32 in any order stays below 1e-4; P rounded to FP16 does not
     hints=(
         "tiles = tl.cdiv(n, block_q): the tile is program_id % tiles, the head program_id // tiles.",
         "A head of q starts at head · n · d, a head of k and v at head · n_kv · d.",
@@ -624,7 +731,12 @@ flash = Exercise(
             _Wrong("own"),
             "m fell: it is the maximum of all blocks so far, not of this block alone.",
         ),
-        (_Wrong("zero"), "m starts at 0. Start at −∞: all scores may lie far below."),
+        (
+            _Wrong("zero"),
+            "m lies above all scores. Does it start at 0, or at another finite number? Start at −∞: all "
+            "scores may lie far below. Or do padded keys, with a score of 0, count in the maximum? Mask "
+            "them before it.",
+        ),
         (_Wrong("base"), "m is in base e and log₂ ℓ in base 2: tl.log, or turn both."),
         (_Wrong("no_m"), "lse without m: the maximum that was taken off must be added again."),
         (_Wrong("divide"), "o is not divided by ℓ at the end."),
@@ -634,6 +746,42 @@ flash = Exercise(
             "A head of k and v has n_kv rows, not n: heads after the first read the wrong keys.",
         ),
         (_Wrong("store"), "A row past the end of o was written: mask the store."),
+        (
+            _Wrong("bare"),
+            "The store of o needs a mask: rows past n, and columns past d, are not ours.",
+        ),
+        (_Wrong("lse_rows"), "The store of lse needs a mask too: row < n."),
+        (
+            _Wrong("lse2"),
+            "lse is in base 2. What leaves the kernel is the natural one: times ln 2.",
+        ),
+        (_Wrong("two"), "exp2 is 2^x: the scores must be multiplied by log₂ e first."),
+        (_Wrong("inverse"), "α is upside down: exp(m_old − m_new), which is never above 1."),
+        (
+            _Wrong("once"),
+            "Only the first tile of keys is read: loop from 0 to n_kv in steps of block_kv.",
+        ),
+        (
+            _Wrong("tail"),
+            "The last tile of keys is left out where it is not full: the loop ends at n_kv.",
+        ),
+        (
+            _Wrong("n_keys"),
+            "Keys from n on are masked, but n is the number of queries. There are n_kv keys.",
+        ),
+        (
+            _Wrong("rows"),
+            "The loop over the keys ends at n, the number of queries. There are n_kv keys.",
+        ),
+        (
+            _no_fill,
+            "A load with a mask and without other=: the interpreter fills in zeros, but a GPU leaves "
+            "anything there, and 0 · NaN is NaN.",
+        ),
+        (
+            _no_precision,
+            'tl.dot without input_precision="ieee": a GPU would round FP32 to TF32, with 10 bits.',
+        ),
     ],
 )
 
