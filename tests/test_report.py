@@ -1,6 +1,7 @@
 """What the compiler made of a kernel, for GPUs that are not here."""
 
 import itertools
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -137,6 +138,28 @@ def test_a_child_that_dies_is_replaced(empty_cache):
     for path in empty_cache.rglob("report-*.json"):
         assert "crashed" not in path.read_text()  # a crash is not kept
     assert report("forward", num_stages=3, **SMALL).registers
+
+
+def test_an_interrupted_request_leaves_no_answer_behind(empty_cache, monkeypatch):
+    report("forward", **SMALL)
+    child = module._child()
+
+    class Interrupted:
+        def readline(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(child, "stdout", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        report("forward", num_stages=2, **SMALL)
+    assert child.wait(5) and module._child() is not child
+    three = report("forward", num_stages=3, **SMALL)
+    assert three.shared_bytes > report("forward", num_stages=2, **SMALL).shared_bytes
+
+
+def test_the_stop_button_does_not_end_the_child(empty_cache):
+    report("forward", **SMALL)
+    child = module._child()
+    assert os.getpgid(child.pid) != os.getpgid(0)  # it interrupts the kernel's whole group
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,9 @@ def _child():
     env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
     command = [sys.executable, "-m", "course.kernels.report"]
     pipe = subprocess.PIPE
-    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env, text=True)
+    child = subprocess.Popen(  # in a session of its own: who interrupts a notebook leaves it alive
+        command, stdin=pipe, stdout=pipe, env=env, text=True, start_new_session=True
+    )
     atexit.register(child.kill)
     return child
 
@@ -211,10 +213,15 @@ def _child():
 def _ask(request):
     child = _child()
     answer = ""
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(request + "\n")
-        child.stdin.flush()
-        answer = child.stdout.readline()
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(request + "\n")
+            child.stdin.flush()
+            answer = child.stdout.readline()
+    except KeyboardInterrupt:  # its answer would be taken for that of the next request
+        child.kill()
+        _child.cache_clear()
+        raise
     if not answer:  # the compiler took the child down with it
         _child.cache_clear()
         return CRASHED
