@@ -30,9 +30,11 @@ def addresses(axes, rows: int = 3, d: int = 6, first: int = 2, n: int = 4) -> st
     panels = (
         (axes[0], row[:, None] * d, "row[:, None] * d"),
         (axes[1], column[None, :], "column[None, :]"),
-        (axes[2], row[:, None] * d + column[None, :], "their sum: one address an element"),
+        (axes[2], row[:, None] * d + column[None, :], "their sum: the addresses"),
     )
     for ax, block, title in panels:
+        if sign := {axes[1]: "+", axes[2]: "="}.get(ax):
+            ax.text(-0.25, rows / 2, sign, ha="right", va="center", fontsize=22, weight="bold")
         high, wide = block.shape
         ax.set(xlim=(-0.25, d + 0.05), ylim=(rows + 0.15, -0.15), xticks=(), yticks=())
         ax.set_title(title, fontsize=13, fontfamily="monospace" if "[" in title else None)
@@ -228,6 +230,8 @@ def speeds(axes, points: Iterable[dict], dtype: str = "fp16", mine: Iterable[dic
         ax.set_ylabel("TFLOP/s")
     for ax in axes[-1]:
         ax.set_xlabel("N")
+    if layout := axes[0, 0].figure.get_layout_engine():
+        layout.set(h_pad=0.12)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     axes[0, 0].figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return f"TFLOP/s of the forward pass, {dtype}. {'; '.join(said)}."
@@ -235,14 +239,15 @@ def speeds(axes, points: Iterable[dict], dtype: str = "fp16", mine: Iterable[dic
 
 def memory(ax, points: Iterable[dict], d: int = 128, dtype: str = "fp16") -> str:
     """Peak memory of a forward pass beyond its inputs, over N, at a fixed number of tokens."""
-    flows, said = cells(points, dtype)[d, False], []
+    flows, said, lines = cells(points, dtype)[d, False], [], {}
     for flow, style in STYLES.items():
-        line = flows.get(flow, {})
-        sizes = [q["peak_bytes"] for q in line.values()]
-        ax.plot(list(line), sizes, label=style.label, **style.line)
-        said.append(
-            f"{style.label} {decimal(sizes[0])} to {decimal(sizes[-1])} (N = {max(line):,})"
-        )
+        sizes = [q["peak_bytes"] for q in flows[flow].values()]
+        alike = lines.setdefault(tuple(f"{size:.2g}" for size in sizes), (style, sizes, []))
+        alike[2].append(style.label)
+    for style, sizes, names in lines.values():  # lines that would hide each other are drawn once
+        label, ns = ", ".join(names), sorted(flows["ours"])[: len(sizes)]
+        ax.plot(ns, sizes, label=label, **style.line)
+        said.append(f"{label} {decimal(sizes[0])} to {decimal(sizes[-1])} (N = {ns[-1]:,})")
     ns = sorted(flows["ours"])
     ax.set_xscale("log", base=2)
     ax.set_xticks(ns, [f"{n:,}" for n in ns])

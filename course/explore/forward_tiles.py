@@ -29,6 +29,21 @@ def swept() -> dict:
     }
 
 
+def budget(d, block_q, block_kv, stages) -> tuple[str, int]:
+    """(what lies in shared memory, its bytes in FP16), as the compiler lays it out for sm_90.
+
+    Hopper's tensor-core instruction, wgmma, takes 64 rows. For fewer the compiler takes the older
+    mma, which finds Q in registers and P in shared memory, and has one slot less.
+    """
+    q, kv = 2 * block_q * d, 2 * block_kv * d
+    if block_q < 64:
+        ahead = "K" if stages == 1 else "(stages − 1) · (K + V)"
+        return f"P + {ahead}", 2 * block_q * block_kv + (2 * (stages - 1) or 1) * kv
+    if stages == 1:  # V comes when K has been used, and takes its room
+        return "Q + K", q + kv
+    return "Q + stages · (K + V)", q + 2 * stages * kv
+
+
 def values(place: int) -> list:
     """What was swept, in one place of the key."""
     return sorted({key[place] for key in swept()})
@@ -44,7 +59,7 @@ def compute(d, causal, block_q, block_kv, warps, stages):
     data = {
         "d": d, "causal": causal, "block_q": block_q, "block_kv": block_kv, "warps": warps,
         "stages": stages, "speeds": speeds, "point": None,
-        "budget": (block_q + 2 * stages * block_kv) * d * 2,
+        "budget": budget(d, block_q, block_kv, stages),
     }  # fmt: skip
     p = swept().get((d, causal, block_q, block_kv, warps, stages))
     if p:
@@ -99,7 +114,7 @@ def draw(fig, data):
     frame = right.add_patch(Rectangle((0, 0), 0.94, 0.92, fill=False, edgecolor=ACCENT, lw=4))
 
     def move(data):
-        point = data["point"]
+        point, (tiles, size) = data["point"], data["budget"]
         lines = []
         for i, (name, bar) in enumerate(bars.items()):
             share = 100 * data["shares"][name] if point else 0
@@ -113,13 +128,12 @@ def draw(fig, data):
             said = f"{point['spilled_bytes']} bytes" if point["spilled_bytes"] else "none"
             facts.set_text(
                 f"{point['registers']} of 255 registers a thread, spilled: {said}\n"
-                f"{point['shared_bytes'] / KiB:.0f} KiB of shared memory a block; "
-                f"Q + stages · (K + V) = {data['budget'] / KiB:.0f} KiB"
+                f"{point['shared_bytes'] / KiB:.0f} KiB of shared memory; {tiles} = {size / KiB:.0f} KiB"
             )
         else:
             title.set_text("does not start")
             facts.set_text(
-                f"about {data['budget'] / KiB:.0f} KiB of shared memory,\n"
+                f"{tiles} = {size / KiB:.0f} KiB of shared memory,\n"
                 f"and a block may use {SHARED_A_BLOCK / KiB:.0f} KiB"
             )
         for cell, found in data["speeds"].items():
@@ -170,7 +184,8 @@ def describe(data):
     return (
         f"{where}: {point['registers']} registers a thread, "
         f"{f'{spilled} bytes spilled' if spilled else 'nothing spilled'}, "
-        f"{point['shared_bytes'] / KiB:.0f} KiB of shared memory. {_count(data['blocks'])} on an SM, "
+        f"{point['shared_bytes'] / KiB:.0f} KiB of shared memory for {data['budget'][0]}. "
+        f"{_count(data['blocks'])} on an SM, "
         f"limited by {data['limit']}. Recorded at N = 4,096 on an H200: {point['flops'] / 1e12:.0f} "
         f"TFLOP/s, {point['flops'] / data['best']:.0%} of the best tile for this d and mask."
     )
