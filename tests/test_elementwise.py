@@ -168,6 +168,20 @@ def test_tensors_with_gaps():
         assert torch.allclose(ours, F.gelu(x + bias, approximate="tanh") + x, atol=1e-5)
 
 
+def test_a_view_that_keeps_its_sign_apart():
+    z = torch.complex(random(1), random(1, seed=1)).conj().imag
+    assert z.is_neg() and torch.equal(ew.add(z, z), z + z)
+
+
+def test_case_a22_a_second_derivative_is_refused():
+    x = random(2, 9).requires_grad_()
+    (dx,) = torch.autograd.grad(
+        ew.bias_gelu_dropout_residual(x, x[0].detach(), x.detach()).sum(), x, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        dx.square().sum().backward()
+
+
 def test_case_a24_empty_tensors():
     for shape in ((0,), (0, 8), (3, 0), (2, 0, 8)):
         x = torch.empty(shape, device=DEVICE, requires_grad=True)
@@ -208,9 +222,9 @@ X = torch.ones(2, 8, device=DEVICE)
     "call, says",
     [
         (lambda: ew.add(X, X[:1]), "same shape"),
-        (lambda: ew.add(X, X.half()), "cast one"),
-        (lambda: ew.add(X.int(), X.int()), "use float16, bfloat16 or float32"),
-        (lambda: ew.add(X.double(), X.double()), "use float16"),
+        (lambda: ew.add(X, X.half()), "differ in dtype"),
+        (lambda: ew.add(X.int(), X.int()), "Use float16, bfloat16 or float32"),
+        (lambda: ew.add(X.double(), X.double()), "Use float16"),
         (lambda: ew.softmax(X[0, 0]), "at least one axis"),
         (lambda: ew.softmax(X.clone().requires_grad_()), "no backward pass"),
         (lambda: ew.add(X, X.clone().requires_grad_()), "no backward pass"),
@@ -218,7 +232,20 @@ X = torch.ones(2, 8, device=DEVICE)
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X[0]), "shape of x"),
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, p=1), "less than 1"),
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, p=float("nan")), "less than 1"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, p="0.1"), "one real number"),
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, block=100), "power of two"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, block=2), "power of two, 4 to"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, seed=1.5), "integer"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, seed=2**64), "64 bits"),
+        (lambda: ew.add(X, X, block=200), "power of two"),
+        (lambda: ew.add(X, X, block=-4), "power of two"),  # a grid of none would write nothing
+        (lambda: ew.add(X, X, block=2**20), "to 32,768"),
+        (lambda: ew.softmax(X, one_block=0), "power of two"),
+        (lambda: ew.add(X, 1.0), "y is of type float. Make it a tensor"),
+        (lambda: ew.softmax(X.cpu().numpy()), "ndarray"),
+        (lambda: ew.softmax(X.to_sparse()), "sparse"),
+        (lambda: ew.softmax(X.to("meta")), "on meta"),
+        (lambda: ew.softmax(X[:1, :1].expand(2**31, 1)), "programs"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(call, says):

@@ -8,10 +8,14 @@ import math
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 if find_spec("triton") is None:
     pytest.skip("Triton has no wheel for this platform", allow_module_level=True)
@@ -265,6 +269,23 @@ def test_strides(assert_attention):  # A13
     assert_attention(odd, odd, odd)
 
 
+def test_a_view_that_keeps_its_sign_apart():
+    q, k, v = (torch.complex(x, x).conj().imag for x in qkv(1, 1, 5, 8))
+    assert q.is_neg()
+    assert torch.equal(attention(q, k, v), attention(*(x.clone() for x in (q, k, v))))
+
+
+@pytest.mark.parametrize("tma", [True, False])
+def test_rows_more_than_2_to_the_31_elements_apart(tma, tmp_path, monkeypatch):
+    """Offsets are 64-bit, those of one row too. A sparse file stands in for 4 GB."""
+    monkeypatch.setattr(launch, "has_tma", lambda x: tma)
+    stride = 2**31 + 16
+    file = np.memmap(tmp_path / "sparse", np.float16, "w+", shape=stride + 8)
+    x = torch.from_numpy(np.asarray(file)).as_strided((1, 1, 2, 8), (stride, stride, stride, 1))
+    x.copy_(random(1, 1, 2, 8, dtype=torch.float16))
+    assert torch.equal(attention(x, x, x), attention(*[x.clone()] * 3))
+
+
 def test_the_path_of_older_gpus_gives_the_same_bits(monkeypatch):
     for dtype, causal in zip(DTYPES, [False, True, True], strict=True):
         q, k, v = (x.requires_grad_() for x in qkv(1, 2, 70, 40, n_kv=90, h_kv=1, dtype=dtype))
@@ -300,6 +321,66 @@ def test_autograd_manners():  # A21, A22
     torch.testing.assert_close(dq, torch.autograd.grad(expected.sum(), q)[0])
 
 
+def test_one_scale_whatever_type_it_comes_in():
+    q, k, v = qkv(1, 1, 5, 8)
+    expected = attention(q, k, v, scale=0.5)
+    for scale in (np.float32(0.5), np.array(0.5), torch.tensor([0.5]), Fraction(1, 2)):
+        assert torch.equal(attention(q, k, v, scale=scale), expected)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_what_is_changed_before_the_backward_pass_is_noticed(which):
+    q, k, v = (x.requires_grad_() for x in qkv(1, 1, 5, 8))
+    kept = [x * 1 for x in (q, k, v)]
+    kept.append(attention(*kept))
+    loss = kept[3].sum()
+    kept[which].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_graph_walked_twice():
+    q, k, v = (x.requires_grad_() for x in qkv(1, 2, 70, 8, n_kv=30, h_kv=1))
+    loss = attention(q, k, v, causal=True).square().sum()
+    first = torch.autograd.grad(loss, (q, k, v), retain_graph=True)
+    again = torch.autograd.grad(loss, (q, k, v))
+    assert all(map(torch.equal, first, again))
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_modes_of_pytorch():
+    q, k, v = (x.requires_grad_() for x in qkv(1, 1, 20, 8))
+    expected = attention(q, k, v)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            o = attention(q, k, v)
+            assert torch.equal(o, expected) and not o.requires_grad
+            o += 1  # nothing was saved: nobody minds
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attention(q, k, v), expected)
+    (dq,) = torch.autograd.grad(expected.sum(), q)
+    o = checkpoint(attention, q, k, v, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(o.sum(), q)[0], dq)
+    alone = torch.compiler.disable(attention)
+    compiled = torch.compile(lambda *x: 2 * alone(*x), backend="eager")
+    assert torch.equal(compiled(q, k, v), 2 * expected)
+
+
+def test_threads_do_not_meet_in_the_interpreter():
+    """A slider's callback runs beside the cell: one global says which program runs."""
+    inputs = [qkv(1, 2, n, 8) for n in (70, 20, 100)]
+    expected = [attention(*x, causal=True) for x in inputs]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(lambda x: attention(*x, causal=True), inputs * 2))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(map(torch.equal, found, expected * 2))
+
+
 def test_gradcheck_of_the_composition():
     """A finite difference of the loss agrees with the gradient, in a random direction."""
     q, k, v = (x.double().float().requires_grad_() for x in qkv(1, 2, 20, 16))
@@ -318,14 +399,29 @@ def test_gradcheck_of_the_composition():
 
 Q = torch.zeros(1, 4, 3, 8)
 REFUSED = [
-    (lambda: attention(Q, Q.bfloat16(), Q), "mixed types"),
-    (lambda: attention(Q.double(), Q.double(), Q.double()), "float64 is not supported"),
-    (lambda: attention(Q.int(), Q.int(), Q.int()), "int32 is not supported"),
-    (lambda: attention(Q, Q.to("meta"), Q.to("meta")), "different devices"),
+    (lambda: attention(Q, Q.bfloat16(), Q), "differ in dtype"),
+    (lambda: attention(Q.double(), Q.double(), Q.double()), "float64. Use float16, bfloat16"),
+    (lambda: attention(Q.int(), Q.int(), Q.int()), "int32. Use"),
+    (lambda: attention(Q, Q.to("meta"), Q.to("meta")), "differ in device"),
+    (lambda: attention(*[Q.to("meta")] * 3), "on meta, and Triton runs on the CPU"),
+    (lambda: attention(*[Q.to_sparse()] * 3), "sparse or nested"),
+    (lambda: attention(*[torch.nested.nested_tensor([Q[0]])] * 3), "sparse or nested"),
     (lambda: attention(Q, Q[:, :3], Q[:, :3]), "4 query heads cannot share 3"),
     (lambda: attention(Q, Q[:, :0], Q[:, :0]), "cannot share 0"),
     (lambda: attention(Q[0], Q, Q), r"\(B, H, N, d\), not \(4, 3, 8\)"),
-    (lambda: attention(Q.numpy(), Q, Q), "not ndarray"),
+    (lambda: attention(Q.numpy(), Q, Q), "ndarray. Make it a tensor"),
+    (lambda: attention(Q, [1.0], Q), "k is of type list"),
+    (
+        lambda: attention(Q, *[Q[:, :, :1].expand(1, 4, 2**31 - 1, 8)] * 2),
+        "k has 2,147,483,647 rows",
+    ),
+    (lambda: attention(Q, Q, Q, causal=torch.ones(3, 3).bool()), "A mask of your own"),
+    (lambda: attention(Q, Q, Q, causal="no"), "True or False"),
+    (lambda: attention(Q, Q, Q, scale="0.5"), "scale is '0.5'. It must be one real number"),
+    (lambda: attention(Q, Q, Q, scale=torch.ones(2)), "one real number"),
+    (lambda: attention(Q, Q, Q, scale=1j), "one real number"),
+    (lambda: attention(Q, Q, Q, scale=10**400), "one real number"),
+    (lambda: attention(Q, Q, Q, scale=torch.ones((), requires_grad=True)), "Pass scale.item()"),
     (lambda: attention(Q, Q, Q[:, :, :2]), "same shape"),
     (lambda: attention(Q, Q[..., :4], Q[..., :4]), "agree in batch and head"),
     (lambda: attention(Q, Q.expand(2, 4, 3, 8), Q.expand(2, 4, 3, 8)), "agree in batch"),
@@ -399,12 +495,26 @@ def test_the_interpreter_is_switched_on_before_triton_and_said_once():  # D10
     assert lines == [kernels.note, "True True"] and "interpreter" in kernels.note
 
 
-def test_triton_imported_too_early_is_said():  # D10
+@pytest.mark.parametrize("late", ["", "import os; os.environ['TRITON_INTERPRET'] = '1'\n"])
+def test_triton_imported_too_early_is_said(late):  # D10
     lines = python(
-        "import triton, course.kernels as k; print(bool(k.available))\n"
+        f"import triton\n{late}import course.kernels as k; print(bool(k.available))\n"
         "try: k.attention(1, 2, 3)\nexcept RuntimeError as e: print(e)"
     )
     assert "Restart the kernel" in lines[0] and lines[1] == "False" and lines[2] == lines[0]
+
+
+@pytest.mark.parametrize("chosen", ["", "1", "True", "0"])
+def test_the_interpreter_chosen_by_hand(chosen):  # D10
+    lines = python(
+        "import course.kernels as k, torch; x = torch.ones(1, 1, 2, 4)\n"
+        "try: print(k.attention(x, x, x).sum().item())\nexcept ValueError as e: print(e)",
+        TRITON_INTERPRET=chosen,
+    )
+    if chosen == "0":
+        assert len(lines) == 1 and "Move q, k, v to 'cuda', or set TRITON_INTERPRET=1" in lines[0]
+    else:
+        assert lines == [kernels.note, "8.0"]
 
 
 def test_no_triton_wheel_is_said_in_one_line():  # D13

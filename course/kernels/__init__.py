@@ -20,18 +20,21 @@ def _set_up():
             f"Triton has no wheel for this platform ({sys.platform}): the Triton cells are skipped"
         )
         return False, f"{why}, and their recorded results are shown instead.", ""
-    if "TRITON_INTERPRET" not in os.environ:
-        import torch
+    chosen = os.environ.get("TRITON_INTERPRET")
+    if chosen and chosen.lower() not in ("1", "true", "yes", "on", "y"):  # Triton's own list
+        return True, "", ""
+    import torch
 
-        if torch.cuda.is_available():
-            return True, "", ""
-        if "triton" in sys.modules:
-            why = "triton was imported before course.kernels, too late to switch its interpreter on"
-            return False, f"{why}. Restart the kernel and import course.kernels first.", ""
-        os.environ["TRITON_INTERPRET"] = "1"
-    if os.environ["TRITON_INTERPRET"] == "1":
-        return True, "", "No GPU here: Triton kernels run in its interpreter, right but slow."
-    return True, "", ""
+    gpu = torch.cuda.is_available()
+    if gpu and not chosen:
+        return True, "", ""
+    triton = sys.modules.get("triton")
+    if triton and isinstance(triton.language.sum, triton.JITFunction):
+        why = "triton was imported before course.kernels, too late to switch its interpreter on"
+        return False, f"{why}. Restart the kernel and import course.kernels first.", ""
+    os.environ["TRITON_INTERPRET"] = "1"
+    why = "TRITON_INTERPRET is set" if gpu else "No GPU here"
+    return True, "", f"{why}: Triton kernels run in its interpreter, right but slow."
 
 
 available, reason, note = _set_up()
@@ -61,8 +64,13 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
 
     Returns o (B, H, N, d), and with return_lse also lse (B, H, N): float32, natural logarithm,
     differentiable too. Raises ValueError in one line for what it does not support, before any
-    launch; first derivatives only. As in PyTorch, a NaN or infinity in v reaches every query
-    whose tile covers it, even where the causal mask hides it (0 · NaN is NaN).
+    launch. First derivatives only; not for torch.func, and under torch.compile wrap the call in
+    torch.compiler.disable.
+
+    Numbers that are out of range are not hidden. A score q·k·scale that FP32 cannot hold gives
+    NaN, −∞ too. In float16 dO·v overflows at 65,504 in the backward pass, as in PyTorch. A NaN or
+    infinity in v reaches every query whose tile covers it, even where the causal mask hides it
+    (0 · NaN is NaN).
 
     variant: "readable", or "auto", the fastest that this device and input allow.
     """

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from course.kernels import guard
+
 ONE_BLOCK = 32768  # the longest row that one program holds in its registers
 
 
@@ -28,14 +29,17 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 def add(x, y, *, block=1024):
     """x + y, of the same shape and data type. No backward pass."""
-    _check(x=x, y=y)
+    guard.tensors(x=x, y=y)
     _check_forward_only(x, y)
+    _check_block("block", block, 1)
     if x.shape != y.shape:
         raise ValueError(f"x is {_shape(x)} and y is {_shape(y)}: make them the same shape")
-    x, y = x.contiguous(), y.contiguous()
+    x, y = x.contiguous().resolve_neg(), y.contiguous().resolve_neg()
     out = torch.empty_like(x)
     if out.numel():
-        add_kernel[(triton.cdiv(out.numel(), block),)](x, y, out, out.numel(), BLOCK=block)
+        grid = guard.grid(out.numel(), block, 1)
+        with guard.on_device(x):
+            add_kernel[grid](x, y, out, out.numel(), BLOCK=block)
     return out
 
 
@@ -125,40 +129,47 @@ class _Chain(torch.autograd.Function):
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _launch_chain(chain_backward_kernel, x, bias, dout, dx, *ctx.arguments)
         dbias = dx.sum(tuple(range(dx.dim() - 1)), dtype=torch.float32) if dx.dim() > 1 else dx
-        return dx, dbias.to(bias.dtype), dout, None, None, None
+        grads, inputs = (dx, dbias.to(bias.dtype)), (x, bias, dout)
+        name, instead = "bias_gelu_dropout_residual", "torch.nn.functional"
+        grads = guard.differentiable_once(grads, inputs, name, instead)
+        return *grads, dout, None, None, None
 
 
 def _launch_chain(kernel, x, bias, other, out, p, seed, block):
     if out.numel() == 0:
         return
     x, other, cols = _rows(x), _rows(other), x.shape[-1]
-    grid = (x.shape[0] * triton.cdiv(cols, block),)
+    bias = bias.contiguous().resolve_neg()
+    grid = guard.grid(cols, block, x.shape[0])
     strides = x.stride(0), other.stride(0)
     # 32 random bits, read as a number from −2³¹ to 2³¹ − 1, lie below this with probability p.
     threshold = int(p * 2**32) - 2**31
-    kernel[grid](
-        x, bias.contiguous(), other, out, cols, *strides, threshold, 1 / (1 - p), seed,
-        BLOCK=block, num_warps=min(max(block // 1024, 1), 8),
-    )  # fmt: skip
+    with guard.on_device(x):
+        kernel[grid](
+            x, bias, other, out, cols, *strides, threshold, 1 / (1 - p), seed,
+            BLOCK=block, num_warps=min(max(block // 1024, 1), 8),
+        )  # fmt: skip
 
 
 def bias_gelu_dropout_residual(x, bias, residual, *, p=0.1, seed=0, block=1024):
     """dropout(gelu(x + bias)) + residual in one kernel; differentiable.
 
     x, residual: (..., cols); bias: (cols,). GELU is the tanh form. The same seed drops the same
-    elements, for any block size, forward and backward.
+    elements, for any block size, forward and backward. First derivatives only.
     """
-    _check(x=x, bias=bias, residual=residual)
+    guard.tensors(x=x, bias=bias, residual=residual)
     if x.dim() == 0 or bias.shape != x.shape[-1:] or residual.shape != x.shape:
         raise ValueError(
             f"x is {_shape(x)}, bias {_shape(bias)}, residual {_shape(residual)}: bias must be the "
             "last axis of x, and residual the shape of x"
         )
+    p = guard.number("p", p)
     if not 0 <= p < 1:
         raise ValueError(f"p is {p}: the part dropped must be at least 0 and less than 1")
-    if block < 4 or block & (block - 1):
-        raise ValueError(f"block is {block}: it must be a power of two, 4 or more")
-    return _Chain.apply(x, bias, residual, float(p), index(seed), block)
+    if not hasattr(seed, "__index__") or not -(2**63) <= index(seed) < 2**64:
+        raise ValueError(f"seed is {seed!r}: it must be an integer of at most 64 bits")
+    _check_block("block", block, 4)
+    return _Chain.apply(x, bias, residual, p, index(seed), block)
 
 
 @triton.jit
@@ -201,24 +212,28 @@ def softmax(x, *, one_block=ONE_BLOCK):
     Rows longer than `one_block` are read twice. A row of −∞ alone gives 0, as everywhere in the
     course (torch.softmax gives NaN).
     """
-    _check(x=x)
+    guard.tensors(x=x)
     _check_forward_only(x)
+    _check_block("one_block", one_block, 1)
     if x.dim() == 0:
         raise ValueError("x is a single number: softmax needs at least one axis")
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if out.numel() == 0:
-        return out
-    x, cols = _rows(x), x.shape[-1]
+    shape = x.shape
+    if x.numel() == 0:
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    x, cols = _rows(x), shape[-1]
     kernel = softmax_kernel if cols <= one_block else long_softmax_kernel
     block = min(triton.next_power_of_2(cols), one_block)
     warps = min(max(block // 512, 1), 32)
-    kernel[(x.shape[0],)](x, out, cols, x.stride(0), BLOCK=block, num_warps=warps)
+    grid = guard.grid(x.shape[0], 1, 1)
+    out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    with guard.on_device(x):
+        kernel[grid](x, out, cols, x.stride(0), BLOCK=block, num_warps=warps)
     return out
 
 
 def _rows(x):
     """x as (rows, cols), each row without gaps; a copy only where its strides allow no view."""
-    x = x.reshape(-1, x.shape[-1])
+    x = x.reshape(-1, x.shape[-1]).resolve_neg()
     return x if x.stride(1) == 1 else x.contiguous()
 
 
@@ -226,21 +241,9 @@ def _shape(x):
     return tuple(x.shape)
 
 
-def _check(**tensors):
-    """Refuse tensors that a kernel cannot read together."""
-    first_name, first = next(iter(tensors.items()))
-    for name, x in tensors.items():
-        if x.dtype not in DTYPES:
-            raise ValueError(f"{name} is {x.dtype}: use float16, bfloat16 or float32")
-        if x.dtype != first.dtype:
-            raise ValueError(f"{first_name} is {first.dtype} and {name} is {x.dtype}: cast one")
-        if x.device != first.device:
-            raise ValueError(f"{first_name} is on {first.device}, {name} on {x.device}: move one")
-    if first.device.type == "cpu" and isinstance(add_kernel, triton.JITFunction):
-        raise ValueError(
-            f"{first_name} is on the CPU and Triton runs on the GPU here: move it with .cuda(), or "
-            "set TRITON_INTERPRET=1 before Python starts"
-        )
+def _check_block(name, block, least):
+    if not isinstance(block, int) or not least <= block <= ONE_BLOCK or block & (block - 1):
+        raise ValueError(f"{name} is {block}: it must be a power of two, {least} to {ONE_BLOCK:,}")
 
 
 def _check_forward_only(*tensors):

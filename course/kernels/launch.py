@@ -1,15 +1,12 @@
 """From tensors to a launch: operands that the kernels can read, a grid, a tile."""
 
-import contextlib
-
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from course.kernels import interpreted, tiles
 from course.kernels.backward import delta_kernel, dkdv_kernel, dq_kernel
 from course.kernels.forward import forward_kernel
-
-MAX_GRID = 2**31 - 1  # programs along x, the only axis used: y and z stop at 65,535
+from course.kernels.guard import grid, on_device
 
 
 def forward(q, k, v, *, causal, scale, keep_rest=False, tile=None):
@@ -100,6 +97,7 @@ def aligned(x):
     That takes unit stride along d, and a start and other strides that are multiples of 16 bytes.
     A copy is padded along d to make them so.
     """
+    x = x.resolve_neg()  # a view such as z.conj().imag keeps its sign apart from its bytes
     unit = 16 // x.element_size()
     strides = [s for s, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
     whole = x.stride(3) == 1 and x.data_ptr() % 16 == 0
@@ -111,7 +109,9 @@ def aligned(x):
 def empty_aligned(shape, like):
     """An empty tensor of that shape whose rows start at multiples of 16 bytes."""
     unit = 16 // like.element_size()
-    return like.new_empty(*shape[:3], cdiv(shape[3], unit) * unit)[..., : shape[3]]
+    _, h, n, d = shape
+    row = cdiv(d, unit) * unit  # by strides, not by a slice: autograd is strict with views
+    return like.new_empty_strided(shape, (h * n * row, n * row, row, 1))
 
 
 def row_statistics(q):
@@ -169,19 +169,3 @@ def meta(tile, d):
     """The compile-time arguments of a launch."""
     given = {name: value for name, value in tile._asdict().items() if value is not None}
     return {**given, "block_d": tiles.padded(d)}
-
-
-def grid(rows, block, heads):
-    """One program for each tile of each head, all along x."""
-    programs = cdiv(rows, block) * heads
-    if programs > MAX_GRID:
-        raise ValueError(
-            f"this needs {programs:,} programs and CUDA starts at most {MAX_GRID:,} at once. "
-            "Split the batch."
-        )
-    return (programs,)
-
-
-def on_device(x):
-    """Triton launches on the current device: make it the one x is on."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()

@@ -42,7 +42,7 @@ def addresses(x, b, h, first, block: tl.constexpr, block_d: tl.constexpr):
     unit: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
     row, column = first + tl.arange(0, block), tl.arange(0, block_d)
     pointer += (tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]) * unit
-    offset = row.to(tl.int64)[:, None] * (strides[2] * unit) + column[None, :]
+    offset = row.to(tl.int64)[:, None] * strides[2] * unit + column[None, :]
     return pointer + offset, (row[:, None] < rows) & (column[None, :] < d)
 
 

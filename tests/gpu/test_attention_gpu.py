@@ -186,9 +186,9 @@ def test_nothing_to_attend_to_and_mixed_devices():  # A24
         grads = torch.autograd.grad(o.sum(), (q, k, v))
         assert not o.any() and not any(g.any() for g in grads)
     q, k, v = qkv()
-    with pytest.raises(ValueError, match="different devices"):
+    with pytest.raises(ValueError, match="differ in device"):
         attention(q, k.cpu(), v.cpu())
-    with pytest.raises(ValueError, match="Move q, k and v to 'cuda'"):
+    with pytest.raises(ValueError, match="Move q, k, v to 'cuda'"):
         attention(q.cpu(), k.cpu(), v.cpu())
 
 
