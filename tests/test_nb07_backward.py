@@ -18,9 +18,12 @@ from course.exercises import backward as ex
 from course.hardware import GPUS
 from course.hbm import Hbm
 from course.kernels import naive
+from course.units import seconds
 
 PATH = Path(__file__).resolve().parents[1] / "notebooks" / "07_flash_backward.ipynb"
-CELLS = [c for c in json.loads(PATH.read_text())["cells"] if c["cell_type"] == "code"]
+EVERY = json.loads(PATH.read_text())["cells"]
+CELLS = [c for c in EVERY if c["cell_type"] == "code"]
+PROSE = "\n".join("".join(c["source"]) for c in EVERY if c["cell_type"] == "markdown")
 explorer = import_module("course.explore.backward")
 TRAINING = records.load("h200")["training"]
 
@@ -69,7 +72,7 @@ def test_nudging_finds_a_gradient_and_a_wrong_one(nb):
 
 
 def test_the_worked_example_backwards():
-    assert said("D = p @ dp").splitlines()[0] == "D  = 2.7861"
+    assert said("D = p_row @ dp").splitlines()[0] == "D  = 2.7861"
     d, *ds = ex.by_hand.answer
     assert round(d, 4) == 2.7861 and abs(sum(ds)) < 1e-12
     s = torch.tensor([1.0, 3.0, 4.0, 2.0], dtype=torch.float64, requires_grad=True)
@@ -214,7 +217,7 @@ def test_seven_passes():
     n, d = 512, 16
     spent = cost.attention(n, d, flow="naive", backward=True)
     assert spent.bytes - 7 * n * n * 2 == 8 * n * d * 2
-    assert "28.9x fewer" in said("fewer, more = ")
+    assert "28.9x fewer" in said("fewer = stored")
 
 
 def test_a_row_of_p_needs_the_digits_of_l():
@@ -278,6 +281,80 @@ def test_the_explorer_computes_the_counts(n, d, heads, gpu):
     kept = {way: shown["kept"] for way, shown in data["ways"].items()}
     assert kept["naive"] - kept["flash"] == heads * (2 * n * n - 4 * n)
     assert kept["flash"] == kept["tiled"] == heads * (8 * n * d + 4 * n)
+
+
+def test_the_explorer_says_what_does_not_fit():
+    shown = explorer.compute(131072, 256, 1024, "T4")
+    assert (
+        "35.5 TB with P stored (does not fit), 275 GB without (does not fit)"
+        in explorer.describe(shown)
+    )
+    fig = Figure()
+    explorer.draw(fig, shown)(shown)
+    for text in fig.axes[0].texts[:3]:
+        assert text.get_color() == explorer.ACCENT
+
+
+def test_what_was_found_with_the_explorer():
+    def ways(n, d, heads, gpu):
+        return explorer.compute(n, d, heads, gpu)["ways"]
+
+    room = GPUS["H100 SXM"].hbm_bytes
+    for heads, fits, kept in ((16, 32768, 35), (128, 16384, 71)):
+        assert round(ways(fits, 128, heads, "H100 SXM")["naive"]["kept"] / 1e9) == kept
+        assert ways(fits, 128, heads, "H100 SXM")["naive"]["kept"] < room
+        assert ways(2 * fits, 128, heads, "H100 SXM")["naive"]["kept"] > room
+    store, one, two = (ways(4096, 256, 16, "H100 SXM")[w] for w in explorer.WAYS)
+    assert two["bytes"] > store["bytes"] and two["time"] > store["time"]
+    cached = cost.Cost(two["flops"], one["bytes"], 0)  # the L2 answers what is read again
+    assert one["time"] < roofline.time(cached, GPUS["H100 SXM"]) < store["time"]
+    assert round(4 * 256 / 7) == 146 and round(roofline.ridge(GPUS["A100 80GB"])) == 153
+    for gpu in explorer.CHIPS:
+        store, one, _ = (ways(4096, 256, 16, gpu)[w] for w in explorer.WAYS)
+        assert (store["time"] < one["time"]) == (gpu in ("A100 80GB", "RTX 4090"))
+
+
+def test_prose_says_what_the_record_says():
+    """Numbers in the text beside the tables of what was measured."""
+    points = {(p["flow"], p["n"]): p for p in TRAINING["layer_points"]}
+    n = 16384
+    least = {
+        flow: roofline.time(
+            cost.attention(n, 128, flow=model, heads=16, backward=True), GPUS["H200"]
+        )
+        for flow, model in (("naive", "naive"), ("ours", "flash"))
+    }
+    took = {flow: points[flow, n]["backward"] for flow in least}
+    for times in (least, took):
+        a, b = (seconds(times[flow]).split()[0] for flow in ("naive", "ours"))
+        assert f"{a} / {b} = {times['naive'] / times['ours']:.1f} times" in PROSE
+    shares = [round(100 * least[flow] / took[flow]) for flow in ("naive", "ours")]
+    machine = records.load("h200")["memory"]["machine"]
+    most = (
+        round(100 * machine["bandwidth"] / GPUS["H200"].bandwidth * 7 / 9),
+        round(100 * machine["peak"]["fp16"] / GPUS["H200"].peak["fp16"] * 5 / 7),
+    )
+    assert f"{shares[0]} of {most[0]}% and {shares[1]} of {most[1]}%" in PROSE
+    assert all(abs(s / m - 0.75) < 0.03 for s, m in zip(shares, most, strict=True))
+    assert points["ours", 1024]["backward"] > points["naive", 1024]["backward"]
+    assert points["ours", 1024]["backward"] > points["ours", 2048]["backward"]
+    speeds = [
+        p
+        for p in records.load("h200")["attention_speed"]["points"]
+        if (p["flow"], p["n"], p["dtype"]) == ("ours", n, "fp16")
+    ]
+    of = {d: sorted(p["backward"]["of_cudnn"] for p in speeds if p["d"] == d) for d in (64, 128)}
+    said = [f"{a:.0%}"[:-1] + f" to {b:.0%} at d = {d}" for d, (a, b) in of.items()]
+    assert f"Not quite: {', '.join(said)}." in PROSE
+
+
+def test_out_of_memory_is_drawn():
+    axes = Figure().subplots(1, 2)
+    words = pictures.layer(axes, TRAINING["layer_points"])
+    assert "has no memory for the backward pass at N = 32,768" in words
+    assert "out of memory" in [t.get_text() for t in axes[1].texts]
+    some = [p for p in TRAINING["layer_points"] if not p.get("out_of_memory")]
+    assert "no memory" not in pictures.layer(Figure().subplots(1, 2), some)
 
 
 # --- training ---------------------------------------------------------------------------------
