@@ -364,7 +364,7 @@ delta = Exercise(
     "D, in the right precision",
     difficulty=2,
     minutes=6,
-    task="Write row_delta(o, do): o and do are FP16, shape (..., N, d). Return D, shape (..., N), in FP32, "
+    task="Write my_delta(o, do): o and do are FP16, shape (..., N, d). Return D, shape (..., N), in FP32, "
     "correct to FP32's precision, also where the products do not fit into FP16.",
     answer=row_delta,
     cases=_outputs,
