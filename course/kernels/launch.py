@@ -51,9 +51,10 @@ def launch_forward(q, k, v, o, o_rest, m, inv_l, *, causal, scale, tile=None):
         )  # fmt: skip
 
 
-def launch_delta(o, o_rest, do, delta, block_q=128):
+def launch_delta(o, o_rest, do, delta):
     """Fill delta, D of every row."""
     b, h, n, d = o.shape
+    block_q = min(128, 2**15 // (tiles.padded(d) * o.element_size()))  # 32 KiB, or registers spill
     rest = o if o_rest is None else o_rest
     with on_device(o):
         return delta_kernel[grid(n, block_q, b * h)](
