@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from time import perf_counter
 
@@ -134,7 +135,6 @@ def test_a_child_that_dies_is_replaced(empty_cache):
     module._child().wait()
     with pytest.raises(ValueError, match="crashed"):
         report("forward", num_stages=3, **SMALL)
-    module._facts.cache_clear()
     for path in empty_cache.rglob("report-*.json"):
         assert "crashed" not in path.read_text()  # a crash is not kept
     assert report("forward", num_stages=3, **SMALL).registers
@@ -160,6 +160,17 @@ def test_the_stop_button_does_not_end_the_child(empty_cache):
     report("forward", **SMALL)
     child = module._child()
     assert os.getpgid(child.pid) != os.getpgid(0)  # it interrupts the kernel's whole group
+
+
+def test_questions_from_two_threads(empty_cache):
+    expected = {s: report("forward", num_stages=s, **SMALL).shared_bytes for s in (1, 2, 3)}
+    for path in empty_cache.rglob("report-*.json"):
+        path.unlink()
+    module._facts.cache_clear()
+    stages = [1, 2, 3] * 2
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda s: report("forward", num_stages=s, **SMALL), stages))
+    assert [r.shared_bytes for r in found] == [expected[s] for s in stages]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
@@ -37,6 +38,7 @@ SM = {
 }
 REGISTERS = 65_536
 CRASHED = {"error": "the compiler crashed"}
+ONE_QUESTION = threading.Lock()  # JupyterLab moves sliders in a thread of their own
 INSTRUCTIONS = {  # in PTX, counted in the text
     "wgmma": r"wgmma\.mma_async",
     "tcgen05": r"tcgen05\.mma",
@@ -134,6 +136,8 @@ def resources(kernel, types, constants, *, arch=90, num_warps=4, **options) -> R
     options = {"num_warps": num_warps, **options}
     request = dict(kernel=kernel, types=types, constants=constants, arch=arch, options=options)
     facts = _facts(json.dumps(request, sort_keys=True))
+    if facts == CRASHED:  # perhaps not the kernel's fault: ask again next time
+        _facts.cache_clear()
     if "error" in facts:
         raise ValueError(f"{kernel} does not compile for sm_{arch} so: {facts['error']}")
     blocks, limit = occupancy(facts["registers"], facts["shared_bytes"], num_warps, arch)
@@ -169,7 +173,7 @@ def _facts(request: str) -> dict:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         facts = _ask(request)
-    if facts == CRASHED:  # perhaps not the kernel's fault: ask again next time
+    if facts == CRASHED:
         return facts
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -211,21 +215,20 @@ def _child():
 
 
 def _ask(request):
-    child = _child()
-    answer = ""
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(request + "\n")
-            child.stdin.flush()
-            answer = child.stdout.readline()
-    except KeyboardInterrupt:  # its answer would be taken for that of the next request
-        child.kill()
-        _child.cache_clear()
-        raise
-    if not answer:  # the compiler took the child down with it
-        _child.cache_clear()
-        return CRASHED
-    return json.loads(answer)
+    with ONE_QUESTION:
+        child, answer = _child(), ""
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(request + "\n")
+                child.stdin.flush()
+                answer = child.stdout.readline()
+        except KeyboardInterrupt:  # its answer would be taken for that of the next request
+            child.kill()
+            _child.cache_clear()
+            raise
+        if not answer:  # the compiler took the child down with it
+            _child.cache_clear()
+    return json.loads(answer) if answer else CRASHED
 
 
 def _serve():
