@@ -155,6 +155,18 @@ def test_offsets_beyond_32_bits():
     torch.testing.assert_close(whole[0, 0], v.mean(2)[0].expand(16384, 128), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("tma", [True, False])
+def test_rows_more_than_2_to_the_31_elements_apart(tma, monkeypatch):
+    """One row's offset is 64-bit too, by the copy engine (where there is one) and by addresses."""
+    if not tma:
+        monkeypatch.setattr(launch, "has_tma", lambda x: False)
+    stride = 2**31 + 16
+    x = torch.empty(stride + 8, dtype=torch.float16, device="cuda")
+    x = x.as_strided((1, 1, 2, 8), (stride, stride, stride, 1))
+    x.copy_(random(1, 1, 2, 8))
+    assert torch.equal(attention(x, x, x), attention(*[x.clone()] * 3))
+
+
 def test_the_same_bits_every_time():  # A23
     q, k, v = (x.requires_grad_() for x in qkv(2, 8, 2048, 128, h_kv=2))
     do = random(*q.shape, seed=4)
