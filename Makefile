@@ -20,7 +20,8 @@ env: .venv/installed  ## create .venv and install the course with its pins (the 
 	@touch $@
 
 lab: env  ## open the course in JupyterLab
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	@# the root is this folder, not notebooks/: the pictures lie in figures/ beside it
+	$(BIN)/jupyter lab --notebook-dir=. notebooks/00_start_here.ipynb
 
 test: env  ## lint, every test, and every cell of every notebook
 	$(BIN)/ruff check --quiet .
