@@ -24,7 +24,8 @@ class Tile(NamedTuple):
 # not in the row of a size is looked up in the smaller ones.
 # 232,448 (H100, H200): the fastest in records/h200.json, "tile_sweep"; d > 128 by compiled report.
 # 101,376 (RTX 30xx and later) and 65,536 (T4): chosen by compiled reports for sm_86 and sm_75, the
-# largest tiles that fit and spill little or nothing. Not measured.
+# largest tiles that fit and spill little or nothing. Not measured. On a T4 Triton multiplies
+# without tensor cores, from operands held in registers: hence small tiles and more warps.
 TABLE = {
     232_448: {
         "forward": {
@@ -79,16 +80,16 @@ TABLE = {
             (4, 256): Tile(16, 16, 4, 1),
         },
         "dkdv": {
-            (2, 64): Tile(32, 32, 4, 1),
-            (2, 128): Tile(32, 16, 4, 1),
-            (2, 256): Tile(32, 16, 4, 1),
+            (2, 64): Tile(32, 16, 8, 1),
+            (2, 128): Tile(16, 16, 8, 1),
+            (2, 256): Tile(16, 16, 8, 1),
             (4, 64): Tile(32, 32, 4, 1),
             (4, 128): Tile(16, 32, 4, 1),
         },
         "dq": {
-            (2, 64): Tile(32, 32, 4, 1),
-            (2, 128): Tile(32, 16, 4, 1),
-            (2, 256): Tile(16, 16, 4, 1),
+            (2, 64): Tile(16, 32, 4, 1),
+            (2, 128): Tile(16, 16, 8, 1),
+            (2, 256): Tile(16, 16, 8, 1),
             (4, 64): Tile(32, 32, 4, 1),
             (4, 128): Tile(16, 16, 4, 1),
             (4, 256): Tile(16, 16, 4, 1),
