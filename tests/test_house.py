@@ -168,6 +168,15 @@ def test_make_env_installs_from_those_very_lines():
     assert shown.strip() == " ".join(lines)
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
+def test_lab_serves_the_whole_course():
+    """Given only a notebook, JupyterLab serves its folder, and ../figures/ is then out of reach."""
+    opens = "jupyter lab --notebook-dir=. notebooks/00_start_here.ipynb"
+    assert opens in make(["make", "-n", "lab"], ROOT, check=True).stdout
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("jupyter lab ") == readme.count(opens) == 2
+
+
 @pytest.mark.parametrize("name", DIRECT)
 def test_every_direct_dependency_is_pinned_and_this_run_used_the_pin(name):
     """D13: one version, with ==."""
