@@ -60,7 +60,8 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     q (B, H, N, d); k, v (B, H_kv, N_kv, d), all on one device, in one of float16, bfloat16 and
     float32 (whose dots are IEEE, never TF32); d from 1 to 256, H a multiple of H_kv, any strides.
     Causal aligns bottom-right: query i sees key j when j ≤ i + N_kv − N. A query that sees no key
-    gets 0, lse −∞ and zero gradients. scale defaults to 1/√d; any finite number will do.
+    gets 0, lse −∞ and zero gradients. scale defaults to 1/√d; any number of
+    size below 2.3e38 will do.
 
     Returns o (B, H, N, d), and with return_lse also lse (B, H, N): float32, natural logarithm,
     differentiable too. Raises ValueError in one line for what it does not support, before any
