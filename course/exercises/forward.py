@@ -8,6 +8,7 @@ import numpy as np
 
 from course import kernels
 from course.exercises import Exercise, Question
+from course.exercises._room import GUARD, results, tensor
 from course.exercises._source import source
 from course.kernels import tl, triton
 
@@ -638,7 +639,6 @@ def _inputs(rng):
     yield _qkv(rng, 2, 18, 40, 16)
 
 
-GUARD = 4096.0  # what lies behind o and lse in memory: no program may write there
 ROOM = 16_384  # as far as a tile without a mask may reach: the interpreter writes where it is told
 
 
@@ -663,29 +663,21 @@ def _same_on_a_gpu(kernel):
 
 
 def _launch(kernel, q, k, v):
-    """(o, lse, what lies behind each) of a kernel on NumPy arrays, as NumPy arrays."""
-    import torch
-
+    """(what lies behind o and lse, o, lse) of a kernel on NumPy arrays, as NumPy arrays."""
     _same_on_a_gpu(kernel)
     if not hasattr(kernel, "__getitem__"):
         raise TypeError("this is no kernel: is @triton.jit missing above it?")
 
     device = "cpu" if kernels.interpreted else "cuda"
     heads, n, d = q.shape
-
-    def memory(array):  # with room behind it, so that a read or a write past its end is seen
-        whole = np.concatenate([array.ravel(), np.full(ROOM, GUARD, np.float32)])
-        return torch.from_numpy(whole).to(device)
-
-    o, lse = memory(np.full(q.shape, -7, np.float32)), memory(np.full((heads, n), -7, np.float32))
+    o, lse = (tensor(np.full(shape, -7), ROOM, device) for shape in (q.shape, (heads, n)))
     block_d = max(16, triton.next_power_of_2(d))
     grid = (triton.cdiv(n, 16) * heads,)
     kernel[grid](
-        *map(memory, (q, k, v)), o, lse, d**-0.5, n, k.shape[1], d,
+        *(tensor(x, ROOM, device) for x in (q, k, v)), o, lse, d**-0.5, n, k.shape[1], d,
         block_q=16, block_kv=16, block_d=block_d,
     )  # fmt: skip
-    o, lse = o.cpu().numpy(), lse.cpu().numpy()
-    return o[:-ROOM].reshape(q.shape), lse[:-ROOM].reshape(heads, n), o[-ROOM:], lse[-ROOM:]
+    return results(ROOM, (o, q.shape), (lse, (heads, n)))
 
 
 def _no_fill():
@@ -700,7 +692,7 @@ def _exact(q, k, v):
     from course import attention
 
     guard = np.full(ROOM, GUARD)
-    return (*attention.naive(*(a.astype(np.float64) for a in (q, k, v))), guard, guard)
+    return guard, guard, *attention.naive(*(a.astype(np.float64) for a in (q, k, v)))
 
 
 flash = Exercise(

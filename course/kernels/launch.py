@@ -144,7 +144,7 @@ def has_tma(x):
 
 
 def operand(x, block):
-    """A descriptor where the copy engine can use one, else (pointer, rows, d, strides)."""
+    """A descriptor where the copy engine can use one, else (pointer, rows, d, three strides)."""
     unit = 16 // x.element_size()
     d = x.shape[3]
     row = cdiv(d, unit) * unit
@@ -153,7 +153,7 @@ def operand(x, block):
     if has_tma(x):
         block_shape = [1, 1, block, tiles.padded(d)]
         return TensorDescriptor(x, list(x.shape), [*strides[:3], 1], block_shape)
-    return x, x.shape[2], d, tuple(s // unit for s in strides[:3])
+    return x, x.shape[2], d, *(s // unit for s in strides[:3])
 
 
 def choose(kernel, q):

@@ -115,8 +115,8 @@ def report(
         block = block_q if side == "q" else block_kv
         if tma:
             types[name] = f"tensordesc<{dtype}[1, 1, {block}, {padded(d)}]>"
-        else:  # (pointer, rows, d, strides), as in launch.operand
-            types[name] = [f"*{dtype}", "i32", f"i32:{d}", ["i32", "i32", "i32"]]
+        else:  # (pointer, rows, d, three strides), as in launch.operand
+            types[name] = [f"*{dtype}", "i32", f"i32:{d}", "i32", "i32", "i32"]
     options = {"num_warps": num_warps, "num_stages": num_stages}
     if maxnreg is not None:
         options["maxnreg"] = maxnreg

@@ -2,7 +2,7 @@
 
 An operand arrives as a tensor descriptor (Hopper: the copy engine, TMA, fetches a whole
 tile, writes zeros where the tile leaves the tensor, and clips what is stored), or as
-(pointer, rows, d, strides), from which an older GPU computes one address an element.
+(pointer, rows, d, three strides), from which an older GPU computes one address an element.
 """
 
 import triton
@@ -38,11 +38,11 @@ def round_to(x, dtype: tl.constexpr):
 @triton.jit
 def addresses(x, b, h, first, block: tl.constexpr, block_d: tl.constexpr):
     """Where each element of a tile lies, and which of them exist. The strides count 16 bytes."""
-    pointer, rows, d, strides = x
+    pointer, rows, d, stride_b, stride_h, stride_n = x
     unit: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
     row, column = first + tl.arange(0, block), tl.arange(0, block_d)
-    pointer += (tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]) * unit
-    offset = row.to(tl.int64)[:, None] * strides[2] * unit + column[None, :]
+    pointer += (tl.cast(b, tl.int64) * stride_b + tl.cast(h, tl.int64) * stride_h) * unit
+    offset = row.to(tl.int64)[:, None] * stride_n * unit + column[None, :]
     return pointer + offset, (row[:, None] < rows) & (column[None, :] < d)
 
 

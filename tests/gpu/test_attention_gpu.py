@@ -129,12 +129,21 @@ def test_strides(assert_attention):  # A13
     assert_attention(one_for_all, one_for_all, one_for_all)
 
 
-@pytest.mark.parametrize("d", [8, 40, 64])
+@pytest.mark.parametrize("d", [1, 8, 40, 64])
 def test_the_path_of_older_gpus(d, monkeypatch, assert_attention):
     """Addresses instead of the copy engine, as before Hopper."""
     monkeypatch.setattr(launch, "has_tma", lambda x: False)
     for dtype, n in itertools.product(DTYPES, (1, 300)):
         assert_attention(*qkv(1, 4, n, d, n_kv=200, h_kv=2, dtype=dtype), causal=True)
+
+
+@pytest.mark.parametrize("tma", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_size_one(dtype, tma, monkeypatch, assert_attention):
+    """Triton compiles an argument of 1 as a constant: sizes and strides, by both paths."""
+    if not tma:
+        monkeypatch.setattr(launch, "has_tma", lambda x: False)
+    assert_attention(*qkv(1, 1, 1, 1, dtype=dtype))
 
 
 @pytest.mark.parametrize("b", [10922, 10923])
