@@ -183,6 +183,8 @@ def test_questions_from_two_threads(empty_cache):
         ({"d": 300}, "1 to 256"),
         ({"arch": 70}, "arch 70 is unknown"),
         ({"num_warps": 3}, "power of two"),
+        ({"arch": 75, "num_warps": 4}, "unrolls into 16,384 .*choose a smaller tile or more warps"),
+        ({"dtype": "fp32", "num_warps": 8, "kernel": "dkdv"}, "unrolls into 16,384"),
     ],
 )
 def test_refused_in_one_line(options, message):

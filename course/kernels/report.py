@@ -51,11 +51,12 @@ SIDES = {
     "q": "q", "do": "q", "o": "q", "o_rest": "q", "dq_out": "q",
     "k": "kv", "v": "kv", "dk_out": "kv", "dv_out": "kv",
 }  # fmt: skip
-KERNELS = {
-    "forward": "course.kernels.forward:forward_kernel",
-    "dkdv": "course.kernels.backward:dkdv_kernel",
-    "dq": "course.kernels.backward:dq_kernel",
+KERNELS = {  # and how many products one step of its loop makes
+    "forward": ("course.kernels.forward:forward_kernel", 2),
+    "dkdv": ("course.kernels.backward:dkdv_kernel", 4),
+    "dq": ("course.kernels.backward:dq_kernel", 3),
 }
+MAX_UNROLLED = 2048  # multiply-adds a thread: with more, ptxas takes from seconds to minutes
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,14 @@ def report(
             raise ValueError(f"{name} is {block}. A tile's sides are powers of two, at least 16.")
     if not 1 <= d <= 256:
         raise ValueError(f"the head dimension is {d}. The kernels take 1 to 256.")
+    function, products = KERNELS[kernel]
+    unrolled = products * block_q * block_kv * padded(d) // (32 * max(num_warps, 1))
+    if (arch == 75 or dtype == "fp32") and unrolled > MAX_UNROLLED:
+        raise ValueError(
+            f"without tensor cores this tile unrolls into {unrolled:,} multiply-adds a thread, which "
+            f"take minutes to compile and do not fit the registers. Up to {MAX_UNROLLED:,} are "
+            "reported: choose a smaller tile or more warps."
+        )
     constants = {
         "causal": causal,
         "block_q": block_q,
@@ -120,7 +129,7 @@ def report(
     options = {"num_warps": num_warps, "num_stages": num_stages}
     if maxnreg is not None:
         options["maxnreg"] = maxnreg
-    return resources(KERNELS[kernel], types, constants, arch=arch, **options)
+    return resources(function, types, constants, arch=arch, **options)
 
 
 def resources(kernel, types, constants, *, arch=90, num_warps=4, **options) -> Report:

@@ -8,10 +8,11 @@ TOKENS, WIDTH = 16_384, 2_048  # B·N and H·d, the same for every point, so tha
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
 FLOWS = ("ours", "naive", "mem-efficient", "FA-2", "cuDNN")
 NAIVE_BYTES = 20e9  # naive is left out where its S, P and their gradients would take more
+COUNTED = {"heads": 8, "n": 8192, "d": 128}  # for the DRAM counters: one S fills the L2 twice over
 
 
 def record() -> dict:
-    """Every flow forward and backward: seconds, FLOP/s, peak bytes. About two minutes."""
+    """Every flow forward and backward: seconds, FLOP/s, peak and DRAM bytes. About two minutes."""
     with _workers() as pool:  # the compiler is what takes long: fill Triton's cache first
         list(pool.map(_warm, itertools.product(("fp16", "bf16"), (64, 128), (False, True))))
     points = []
@@ -30,9 +31,35 @@ def record() -> dict:
         "reads before each call; backward through autograd, all passes of it; FLOPs: forward "
         "4·B·H·N²·d, backward 2.5 times, causal by visible pairs; peak: bytes allocated beyond "
         "the inputs by a forward that keeps what backward needs, and by the backward; naive is "
-        f"left out where S, P and their gradients pass {NAIVE_BYTES / 1e9:.0f} GB"
+        f"left out where S, P and their gradients pass {NAIVE_BYTES / 1e9:.0f} GB; dram: "
     )
-    return {"points": points, "stamp": measure.stamp("cuda", method)}
+    section = {"points": points, "counted": COUNTED}
+    runs = [[flow, way] for way in ("forward", "backward") for flow in FLOWS]
+    try:
+        lists = measure.dram_bytes("course.records.attention_speed:prepare", runs)
+    except RuntimeError as error:
+        method += str(error)
+    else:
+        method += "FP16, not causal, ncu --clock-control none, caches kept between kernels"
+        section["dram"] = [
+            {"flow": flow, "way": way, "kernels": kernels}
+            for (flow, way), kernels in zip(runs, lists, strict=True)
+        ]
+    return section | {"stamp": measure.stamp("cuda", method)}
+
+
+def prepare(flow, way):
+    """A call that makes one pass, "forward" or "backward", at the size of COUNTED."""
+    import torch
+
+    torch.manual_seed(0)
+    shape = 1, COUNTED["heads"], COUNTED["n"], COUNTED["d"]
+    q, k, v, do = torch.randn(4, *shape, device="cuda", dtype=torch.float16)
+    inputs, call = [x.requires_grad_(way == "backward") for x in (q, k, v)], _flow(flow)
+    if way == "forward":
+        return lambda: call(*inputs, False)
+    o = call(*inputs, False)
+    return lambda: torch.autograd.grad(o, inputs, do, retain_graph=True)
 
 
 def _warm(cell):
@@ -133,15 +160,24 @@ SWEEP_N = 4096
 SWEEP = {  # kernel: the values of block_q, block_kv, num_warps, num_stages
     "forward": ((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)),
     "dkdv": ((32, 64), (64, 128), (4, 8), (2, 3)),
-    "dq": ((64, 128), (64,), (4, 8), (2, 3)),
+    "dq": ((64, 128), (64,), (4, 8), (2, 3, 4)),
 }
+
+
+def _grid(kernel, d):
+    """SWEEP's tiles, and the library's own, whose registers may be capped."""
+    from course.kernels import tiles
+
+    own = tiles.choose(kernel, d=d, itemsize=2, shared_memory=tiles.gpu(0)[1])
+    swept = itertools.starmap(tiles.Tile, itertools.product(*SWEEP[kernel]))
+    return list(dict.fromkeys([*swept, own]))
 
 
 def tile_sweep() -> dict:
     """Each kernel on each tile this GPU can run: FLOP/s and what it takes of an SM. Two minutes."""
     cells = list(itertools.product(SWEEP, (64, 128), (False, True)))
     with _workers() as pool:
-        list(pool.map(_compile, [(*c, t) for c in cells for t in itertools.product(*SWEEP[c[0]])]))
+        list(pool.map(_compile, [(*c, tile) for c in cells for tile in _grid(*c[:2])]))
     points = [point for cell in cells for point in sweep(*cell)]
     method = (
         f"fp16, N = {SWEEP_N:,}, B·N = {TOKENS:,}, H·d = {WIDTH:,}; the kernel alone, CUDA events, "
@@ -164,12 +200,11 @@ def _compile(job):
 
 
 def sweep(kernel, d, causal, grid=None, budget=0.02):
-    """A dict for each tile of `grid` (by default SWEEP's) that compiles and fits this GPU."""
+    """A dict for each tile of `grid` (by default `_grid`'s) that compiles and fits this GPU."""
     import torch
     from triton.runtime.errors import OutOfResources
 
     from course.kernels import launch
-    from course.kernels.tiles import Tile
 
     b, h, n = TOKENS // SWEEP_N, WIDTH // d, SWEEP_N
     torch.manual_seed(0)
@@ -186,7 +221,7 @@ def sweep(kernel, d, causal, grid=None, budget=0.02):
     pairs = n * (n + 1) // 2 if causal else n * n
     flops = {"forward": 4, "dkdv": 8, "dq": 6}[kernel] * b * h * pairs * d
     points = []
-    for tile in itertools.starmap(Tile, grid or itertools.product(*SWEEP[kernel])):
+    for tile in grid or _grid(kernel, d):
         options["tile"] = tile
         try:
             compiled = runs[kernel]()
