@@ -237,6 +237,27 @@ def test_nan_and_infinity_are_not_hidden():  # A18: softmax(0, +∞) is NaN, not
     assert attention(q, k, v).isnan().any()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_minus_infinity(causal):  # B7: whole tiles of them before the first finite one
+    q, k, v = qkv(1, 1, 150, 8, n_kv=200)
+    q = q.abs() + 0.1
+    hidden = torch.ones(200, dtype=torch.bool)
+    hidden[[130, 199]] = False
+    k[:, :, hidden] = -math.inf
+    o, lse = attention(q, k, v, causal=causal, return_lse=True)
+    exact, exact_lse = naive.attention(q, k, v, causal=causal, return_lse=True)
+    sees = ~exact.isnan().any(-1)  # rows before key 130 see no finite score: NaN, no tidy number
+    assert sees.all() != causal
+    torch.testing.assert_close(o[sees], exact[sees])
+    torch.testing.assert_close(lse[sees], exact_lse[sees])
+    assert o[~sees].isnan().all() and (lse[~sees] == -math.inf).all()
+
+
+def test_scores_all_below_the_range_of_fp32():
+    q, k, v = qkv(1, 1, 4, 4)
+    assert attention(q.abs() + 1, -k.abs() - 1, v, scale=2e38).isnan().all()
+
+
 def test_the_worked_example():
     """Scores 1, 3 | 4, 2 and values 1, 2, 3, 4, in tiles of two: 2.786, as in notebook 05."""
     q, k = torch.ones(1, 1, 1, 1), torch.tensor([1.0, 3, 4, 2]).view(1, 1, 4, 1)

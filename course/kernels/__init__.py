@@ -68,8 +68,8 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     launch. First derivatives only; not for torch.func, and under torch.compile wrap the call in
     torch.compiler.disable.
 
-    Numbers that are out of range are not hidden. A score q·k·scale that FP32 cannot hold gives
-    NaN, −∞ too. In float16 dO·v overflows at 65,504 in the backward pass, as in PyTorch. A NaN or
+    Numbers that are out of range are not hidden. A score q·k·scale of −∞ has weight 0; a score of
+    +∞, or only scores of −∞, give a row of NaN. In float16 dO·v overflows at 65,504 in the backward pass, as in PyTorch. A NaN or
     infinity in v reaches every query whose tile covers it, even where the causal mask hides it
     (0 · NaN is NaN).
 

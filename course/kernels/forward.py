@@ -32,9 +32,7 @@ def visit(
             column = start + tl.arange(0, block_kv)
             s = tl.where(column[None, :] <= last_key[:, None], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1) * scale)
-        shift = m_new
-        if masked:  # a row that has seen no key yet: −∞ − (−∞) would be NaN
-            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key yet: −∞ − (−∞) is NaN
         p = tl.exp2(s * scale - shift[:, None])
         alpha = tl.exp2(m - shift)
         l = l * alpha + tl.sum(p, 1)
@@ -76,7 +74,7 @@ def forward_kernel(
         block_kv, block_d, True,
     )  # fmt: skip
 
-    l = tl.where(l == 0, 1.0, l)  # a row that saw no key gets 0 / 1; m alone makes its lse −∞
+    l = tl.where(last_key < 0, 1.0, l)  # no key to see: o = 0 / 1, and m alone makes the lse −∞
     inv_l = tl.div_rn(1.0, l)
     o_tile = acc * inv_l[:, None]
     store_tile(o, b, h, first, o_tile, block_q, block_d)

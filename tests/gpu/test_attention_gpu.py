@@ -91,6 +91,18 @@ def test_rows_of_the_recomputed_p_sum_to_one(size, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_minus_infinity(dtype):  # B7: whole tiles of them before the first finite one
+    q, k, v = qkv(1, 1, 700, 64, dtype=dtype)
+    k[:, :, :500] = -math.inf
+    o, lse = attention(q.abs() + 0.1, k, v, return_lse=True)
+    exact, exact_lse = attention(q.abs() + 0.1, k[:, :, 500:], v[:, :, 500:], return_lse=True)
+    torch.testing.assert_close(o, exact)
+    torch.testing.assert_close(lse, exact_lse)
+    none, _ = attention(q.abs() + 0.1, k[:, :, :500], v[:, :, :500], return_lse=True)
+    assert none.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_any_upstream_gradient(dtype, assert_attention):
     q, k, v = qkv(1, 2, 700, 64, dtype=dtype)
     for size in (1e-4, 1e3):
