@@ -369,6 +369,13 @@ def test_the_broken_kernel_passes_the_friendly_test():
     assert said("friendly test passes") == "friendly test passes: True\n"
 
 
+@interpreted
+def test_the_page_says_what_print_shows_inside_a_kernel(nb, capsys):
+    """Stored on a GPU, the cell itself has nothing to show: there a print speaks for every thread."""
+    nb.look_kernel[(1,)](*nb.tensors(np.array([1.0, 3.0, 4.0, 2.0])), block=2)
+    assert f"```\n{capsys.readouterr().out}```" in PROSE
+
+
 # --- tiles, masks, an SM ----------------------------------------------------------------------
 
 

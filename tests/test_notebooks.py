@@ -27,6 +27,15 @@ def test_every_notebook_has_exercises(path):
     assert len(re.findall(r"\.check\(", code)) >= 3
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_gpu_stored_names_it_first(path):
+    """A reader of the stored page knows whose numbers these are."""
+    nb = json.loads(path.read_text(encoding="utf-8"))
+    device = nb["metadata"].get("course", {}).get("stored_on", "")
+    first = "".join(text for out in tool._code(nb)[0]["outputs"] for text in tool._texts(out))
+    assert device in first
+
+
 def test_they_are_read_in_order():
     numbers = [int(path.name[:2]) for path in NOTEBOOKS]
     assert numbers == list(range(len(NOTEBOOKS)))
@@ -156,6 +165,21 @@ def test_outputs_stored_on_a_gpu_are_kept(stored, capsys):
     assert "keeps its outputs from NVIDIA H200" in capsys.readouterr().out
     assert tool.main(["--force", str(stored)]) == 1
     assert "stopped by ZeroDivisionError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("here", ["NVIDIA L4", None])
+def test_force_notes_the_gpu_of_this_machine(stored, monkeypatch, here):
+    edit(stored, lambda nb: nb["metadata"].update(course={"stored_on": "NVIDIA H200"}))
+    monkeypatch.setattr(tool, "gpu", lambda: here)
+    assert tool.main(["--force", str(stored)]) == 0
+    noted = json.loads(stored.read_text())["metadata"].get("course")
+    assert noted == ({"stored_on": here} if here else None)
+
+
+def test_a_plain_run_notes_no_gpu(stored, monkeypatch):
+    monkeypatch.setattr(tool, "gpu", lambda: "NVIDIA L4")
+    assert tool.main([str(stored)]) == 0
+    assert "course" not in json.loads(stored.read_text())["metadata"]
 
 
 def test_an_error_stops_and_changes_nothing(good, capsys):

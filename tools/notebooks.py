@@ -3,9 +3,10 @@
     python tools/notebooks.py notebooks/*.ipynb            # run, store, make canonical
     python tools/notebooks.py --no-run notebooks/*.ipynb   # only make canonical
     python tools/notebooks.py --check notebooks/*.ipynb    # change nothing; one line a problem
+    python tools/notebooks.py --force notebooks/06*.ipynb  # run it even if a GPU's outputs are kept
 
 A notebook whose metadata say {"course": {"stored_on": "NVIDIA H200"}} keeps the outputs it was
-given there, unless --force.
+given there, unless --force, which writes down the GPU of this machine instead, if it has one.
 """
 
 import argparse
@@ -45,10 +46,17 @@ def run(nb, folder):
     return time.perf_counter() - start
 
 
+def gpu():
+    """The name of the GPU that PyTorch sees on this machine, or None."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def canonical(nb):
     """The one text of a notebook: what its author wrote and what its cells showed, no more."""
     nb = json.loads(nbformat.writes(nbformat.convert(nb, 4)))
-    kept = {"course": nb["metadata"]["course"]} if "course" in nb["metadata"] else {}
+    kept = {"course": nb["metadata"]["course"]} if nb["metadata"].get("course") else {}
     nb["metadata"] = {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}, **kept}
     nb["nbformat"], nb["nbformat_minor"] = 4, 5
     taken, count = set(), 0
@@ -287,7 +295,9 @@ def main(argv=None):
     parser.add_argument("notebooks", nargs="+", type=Path)
     parser.add_argument("--no-run", action="store_true", help="only make the JSON canonical")
     parser.add_argument("--check", action="store_true", help="change nothing, list the problems")
-    parser.add_argument("--force", action="store_true", help="run those stored on a GPU too")
+    parser.add_argument(
+        "--force", action="store_true", help="run those stored on a GPU too, and note this one's"
+    )
     args = parser.parse_args(argv)
     found = []
     for path in args.notebooks:
@@ -303,6 +313,9 @@ def main(argv=None):
                     print(error, file=sys.stderr)
                     found.append(f"{path.name}: stopped by {error.ename}: {error.evalue}")
                     continue
+                if args.force:
+                    here = gpu()
+                    nb.metadata["course"] = {"stored_on": here} if here else {}
             path.write_text(canonical(nb), encoding="utf-8")
         found += problems(path)
     print(*found, sep="\n", end="\n" if found else "")

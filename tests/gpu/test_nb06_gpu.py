@@ -1,8 +1,4 @@
-"""The cells of notebook 06 on a GPU: its kernels, the worked example, its exercises."""
-
-import ast
-import json
-from pathlib import Path
+"""The cells of notebook 06 on a GPU: its kernels, the worked example, its exercises, its points."""
 
 import pytest
 import torch
@@ -14,28 +10,21 @@ from course.exercises import forward as ex
 from course.kernels import interpreted, naive
 
 pytestmark = pytest.mark.gpu
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "06_flash_forward.ipynb"
-HEAD = (
-    "import numpy as np\nimport torch\nfrom course.kernels import tl, triton\ndevice = 'cuda'\n\n"
-)
+HEAD = """
+import numpy as np
+import torch
+
+from course import cost, kernels, measure
+from course.kernels import tl, triton
+
+device, fp16 = "cuda", torch.float16
+"""
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory):
-    """What the notebook defines, exercises aside."""
+def nb(cells):
     assert not interpreted
-    kept = []
-    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
-        source = "".join(cell["source"])
-        for node in ast.parse(source).body if cell["cell_type"] == "code" else ():
-            if isinstance(node, ast.FunctionDef) and "..." not in ast.unparse(node):
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                kept.append("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
-    path = tmp_path_factory.mktemp("cells") / "cells.py"
-    path.write_text(HEAD + "\n\n\n".join(kept), encoding="utf-8")
-    names = {"__name__": "cells"}
-    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)  # Triton reads the file
-    return names
+    return cells("06_flash_forward.ipynb", HEAD)
 
 
 def test_the_worked_example(nb):
@@ -66,3 +55,9 @@ def test_the_exercises_accept_their_solution_and_no_wrong_answer(item):
     for attempt, diagnosis in item.wrong:
         status, said = item.verdict(attempt, 1)
         assert status == "wrong" and " ".join(diagnosis.split()) in " ".join(said.split())
+
+
+def test_a_point_of_the_reader_s_own(nb):
+    point = nb["my_point"](64, True, n=1024)
+    assert (point["flow"], point["d"], point["causal"], point["n"]) == ("ours", 64, True, 1024)
+    assert point["forward"]["flops"] > 1e9
