@@ -42,6 +42,9 @@ slides: env  ## the notebooks as slide shows for a browser, in slides/
 bench: env  ## how long a slider move takes
 	$(BIN)/python -m course.explore
 
+# Most of the time of the tests goes into compiling: side by side, where pytest-xdist is installed.
 gpu:  ## on a machine with a CUDA GPU: test the kernels there and record the measurements
-	$(PYTHON) -m pytest tests/gpu
+	$(PYTHON) -m pytest tests/gpu --ignore tests/gpu/test_measure_gpu.py \
+	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo -n 12)
+	$(PYTHON) -m pytest tests/gpu/test_measure_gpu.py
 	$(PYTHON) -m course.records

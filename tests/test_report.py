@@ -16,6 +16,7 @@ if find_spec("triton") is None:
 from course.kernels import report as module
 from course.kernels import tiles
 from course.kernels.report import SM, occupancy, report, resources
+from course.records import one_pass
 
 SMALL = {"d": 64, "block_q": 32, "block_kv": 32}
 
@@ -52,6 +53,22 @@ def test_tensor_cores_and_copies_by_architecture():
 def test_the_backward_kernels(kernel):
     r = report(kernel, causal=True, **SMALL)
     assert r.tensor_cores and r.blocks_per_sm >= 1
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_one_pass_that_was_measured(d):  # it runs on a GPU alone: here, that it compiles
+    block_q, block_kv, num_warps, num_stages, _ = one_pass.TILES[d][0]
+    types = {"scale": "fp32", "heads": "i32", "n": "i32"}
+    types |= dict.fromkeys(("q", "do"), f"tensordesc<fp16[1, 1, {block_q}, {d}]>")
+    types |= dict.fromkeys(
+        ("k", "v", "dk_out", "dv_out"), f"tensordesc<fp16[1, 1, {block_kv}, {d}]>"
+    )
+    types |= dict.fromkeys(("m", "inv_l", "delta"), f"tensordesc<fp32[1, {block_q}]>")
+    types["dq_sum"] = f"tensordesc<fp32[1, 1, {block_q}, {d}]>"
+    constants = {"causal": True, "block_q": block_q, "block_kv": block_kv, "block_d": d}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    r = resources("course.records.one_pass:one_pass_kernel", types, constants, **options)
+    assert r.instructions["wgmma"] and r.spilled_bytes < 200 and r.blocks_per_sm >= 1
 
 
 def test_a_kernel_of_another_kind():

@@ -199,6 +199,21 @@ def test_the_same_bits_every_time():  # A23
         assert all(torch.equal(x, y) for x, y in zip(run, runs[0], strict=True))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_one_pass_that_was_measured_is_right(d, causal):
+    from course.records import one_pass
+
+    q, k, v = qkv(2, 3, 1024, d)
+    do, options = random(*q.shape, seed=4), {"causal": causal, "scale": d**-0.5}
+    o, rest, m, inv_l = launch.forward(q, k, v, **options, keep_rest=True)
+    two = launch.backward(q, k, v, o, rest, do, None, m, inv_l, **options)
+    for tile in one_pass.TILES[d]:
+        one = one_pass.backward(q, k, v, o, rest, do, m, inv_l, **options, tile=tile)
+        for x, y in zip(one, two, strict=True):
+            assert (x - y).norm() < 1e-3 * y.norm()
+
+
 def test_memory_grows_with_n():
     def peak(n):
         q, k, v = (x.requires_grad_() for x in qkv(1, 4, n, 64))
