@@ -45,6 +45,6 @@ bench: env  ## how long a slider move takes
 # Most of the time of the tests goes into compiling: side by side, where pytest-xdist is installed.
 gpu:  ## on a machine with a CUDA GPU: test the kernels there and record the measurements
 	$(PYTHON) -m pytest tests/gpu --ignore tests/gpu/test_measure_gpu.py \
-	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo -n 12)
+	  $$($(PYTHON) -c 'import xdist; print("-n", 12)' 2>/dev/null)
 	$(PYTHON) -m pytest tests/gpu/test_measure_gpu.py
 	$(PYTHON) -m course.records

@@ -331,11 +331,11 @@ def test_prose_says_what_the_record_says():
     shares = [round(100 * least[flow] / took[flow]) for flow in ("naive", "ours")]
     machine = records.load("h200")["memory"]["machine"]
     most = (
-        round(100 * machine["bandwidth"] / GPUS["H200"].bandwidth * 7 / 9),
+        round(100 * machine["bandwidth"] / GPUS["H200"].bandwidth * 7 / 12),
         round(100 * machine["peak"]["fp16"] / GPUS["H200"].peak["fp16"] * 5 / 7),
     )
     assert f"{shares[0]} of {most[0]}% and {shares[1]} of {most[1]}%" in PROSE
-    assert all(abs(s / m - 0.75) < 0.03 for s, m in zip(shares, most, strict=True))
+    assert shares[0] / most[0] > 0.95 and abs(shares[1] / most[1] - 0.75) < 0.03
     assert points["ours", 1024]["backward"] > points["naive", 1024]["backward"]
     assert points["ours", 1024]["backward"] > points["ours", 2048]["backward"]
     speeds = [
@@ -348,13 +348,46 @@ def test_prose_says_what_the_record_says():
     assert f"Not quite: {', '.join(said)}." in PROSE
 
 
+def test_what_the_counter_says_of_the_backward_pass():
+    section = records.load("h200")["attention_speed"]
+    n, d, heads = (section["counted"][name] for name in ("n", "d", "heads"))
+    tensor, square = 2 * heads * n * d, 2 * heads * n * n
+    runs = {r["flow"]: r["kernels"] for r in section["dram"] if r["way"] == "backward"}
+
+    def moved(flow, way):
+        return sum(kernel[way] for kernel in runs[flow])
+
+    reads = [kernel["read"] / tensor for kernel in runs["ours"]]
+    assert [round(x) for x in reads] == [3, 4, 4] and abs(sum(reads) - 11) < 0.1
+    assert f"{moved('ours', 'read') / 1e6:.0f} MB" in PROSE and f"{tensor / 1e6:.1f} MB" in PROSE
+    for flow in ("FA-2", "cuDNN"):
+        assert moved(flow, "written") > moved("ours", "written")
+    naive_bytes = moved("naive", "read") + moved("naive", "written")
+    assert abs(naive_bytes / square - 12) < 0.5 and f"moves {naive_bytes / 1e9:.0f} GB" in PROSE
+    assert f"passes of {square / 1e9:.2f} GB" in PROSE
+
+
+def test_one_pass_was_slower_in_every_row():
+    points = records.load("h200")["one_pass"]["points"]
+    by = {(p["way"], p["d"], p["causal"], p["n"]): p["flops"] for p in points}
+    cells = {key[1:] for key in by}
+    assert len(cells) == 8 and "*slower*, in every row" in PROSE
+    assert all(by["one pass", *c] < by["two kernels", *c] for c in cells)
+    tiles = [p["tile"] for p in points if p["way"] == "one pass" and p["d"] == 128]
+    assert all(tile[2] == 8 for tile in tiles)  # eight warps of 255 registers: one block an SM
+
+
 def test_out_of_memory_is_drawn():
-    axes = Figure().subplots(1, 2)
-    words = pictures.layer(axes, TRAINING["layer_points"])
-    assert "has no memory for the backward pass at N = 32,768" in words
+    axes, points = Figure().subplots(1, 2), TRAINING["layer_points"]
+    assert "no memory" not in pictures.layer(Figure().subplots(1, 2), points)
+    lost = [  # as a GPU with less memory would have it
+        {k: v for k, v in p.items() if not k.startswith("backward")} | {"out_of_memory": True}
+        if (p["flow"], p["n"]) == ("naive", 32_768)
+        else p
+        for p in points
+    ]
+    assert "has no memory for the backward pass at N = 32,768" in pictures.layer(axes, lost)
     assert "out of memory" in [t.get_text() for t in axes[1].texts]
-    some = [p for p in TRAINING["layer_points"] if not p.get("out_of_memory")]
-    assert "no memory" not in pictures.layer(Figure().subplots(1, 2), some)
 
 
 # --- training ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 if not torch.cuda.is_available() or find_spec("triton") is None:
     pytest.skip("needs a CUDA GPU and Triton", allow_module_level=True)
 
-from course.kernels import attention, launch
+from course.kernels import attention, launch, naive
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -94,11 +94,14 @@ def test_rows_of_the_recomputed_p_sum_to_one(size, dtype):
 def test_scores_of_minus_infinity(dtype):  # B7: whole tiles of them before the first finite one
     q, k, v = qkv(1, 1, 700, 64, dtype=dtype)
     k[:, :, :500] = -math.inf
-    o, lse = attention(q.abs() + 0.1, k, v, return_lse=True)
-    exact, exact_lse = attention(q.abs() + 0.1, k[:, :, 500:], v[:, :, 500:], return_lse=True)
-    torch.testing.assert_close(o, exact)
-    torch.testing.assert_close(lse, exact_lse)
-    none, _ = attention(q.abs() + 0.1, k[:, :, :500], v[:, :, :500], return_lse=True)
+    q = q.abs() + 0.1
+    o, lse = attention(q, k, v, return_lse=True)
+    seen = q, k[:, :, 500:], v[:, :, 500:]
+    exact, exact_lse = naive.attention(*(x.double() for x in seen), return_lse=True)
+    error, plain = ((x - exact).norm() for x in (o, naive.attention(*seen)))
+    assert error <= 2 * plain
+    torch.testing.assert_close(lse, exact_lse.float())
+    none, _ = attention(q, k[:, :, :500], v[:, :, :500], return_lse=True)
     assert none.isnan().all()
 
 
