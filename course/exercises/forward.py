@@ -536,7 +536,7 @@ def _wrong_kernel(
     no_m: tl.constexpr = False, scaled: tl.constexpr = False, two: tl.constexpr = False,
     inverse: tl.constexpr = False, once: tl.constexpr = False, tail: tl.constexpr = False,
     rows: tl.constexpr = False, bare: tl.constexpr = False, lse_rows: tl.constexpr = False,
-    lse2: tl.constexpr = False, n_keys: tl.constexpr = False,
+    lse2: tl.constexpr = False, n_keys: tl.constexpr = False, no_log: tl.constexpr = False,
 ):  # fmt: skip
     """`attention_kernel` without what is named."""
     tiles = tl.cdiv(n, block_q)
@@ -597,6 +597,8 @@ def _wrong_kernel(
         lse = m + tl.log2(l)
     if no_m:
         lse = tl.log(l)
+    if no_log:
+        lse = m + l
     if lse2:
         lse = lse * 1.4426950408889634
     tl.store(lse_ptr + head * n + row, lse, mask=(row < n) | lse_rows)
@@ -731,6 +733,7 @@ flash = Exercise(
         ),
         (_Wrong("base"), "m is in base e and log₂ ℓ in base 2: tl.log, or turn both."),
         (_Wrong("no_m"), "lse without m: the maximum that was taken off must be added again."),
+        (_Wrong("no_log"), "lse = m + ℓ: what is added to m is log ℓ."),
         (_Wrong("divide"), "o is not divided by ℓ at the end."),
         (_Wrong("scaled"), "The scores are not scaled."),
         (

@@ -24,7 +24,7 @@ def one_pass_kernel(
     q, k, v, do, dq_sum, dk_out, dv_out, m, inv_l, delta, scale, heads, n, causal: tl.constexpr,
     block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
-    """One tile of dk and dv, and what its keys add to every dq: `visit_queries` with a line more."""
+    """One tile of dk and dv, and what its keys add to every dq: `visit_queries` and a fifth product."""
     tiles = tl.cdiv(n, block_kv)
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h, first = head // heads, head % heads, tile * block_kv
