@@ -253,6 +253,61 @@ def test_scores_of_minus_infinity(causal):  # B7: whole tiles of them before the
     assert o[~sees].isnan().all() and (lse[~sees] == -math.inf).all()
 
 
+def gradients(f, *tensors, loss, **options):
+    inputs = [x.clone().requires_grad_() for x in tensors]
+    total = loss(*f(*inputs, return_lse=True, **options))
+    return torch.autograd.grad(total, inputs, allow_unused=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [63, 64, 70])
+def test_a_key_of_minus_infinity_spoils_no_gradient_but_dq(n, dtype):
+    """Rows past n are 0 in their tile, and 0 · −∞ is NaN: it must not reach dk and dv."""
+    q, k, v = (x.to(dtype) for x in qkv(1, 1, n, 8, n_kv=5))
+    q, k[:, :, 0] = q.abs() + 0.1, -math.inf
+    for f in (naive.attention, attention):
+        dq, dk, dv = gradients(f, q, k, v, loss=lambda o, lse: o.sum())
+        assert dq.isnan().all()  # dS K is 0 · −∞
+        assert dk.isfinite().all() and dv.isfinite().all()
+
+
+def test_a_nan_slope_of_a_row_without_keys_stays_there():
+    """lse² has slope −∞ · 0 where lse = −∞, though the loss leaves these rows out."""
+    q, k, v = qkv(1, 2, 6, 8, n_kv=3)
+    for f in (naive.attention, attention):
+        loss = lambda o, lse: torch.where(lse > -math.inf, lse**2, 0.0).sum()  # noqa: E731
+        dq, dk, _ = gradients(f, q, k, v, loss=loss, causal=True)
+        assert dq.isfinite().all() and dk.isfinite().all()
+
+
+def test_a_nan_upstream_of_a_row_stays_with_the_keys_that_it_sees():
+    q, k, v = qkv(1, 1, 8, 8)
+    do = random(1, 1, 8, 8)
+    do[0, 0, 0, 0] = math.nan
+    for f in (naive.attention, attention):
+        dq, dk, _ = gradients(f, q, k, v, loss=lambda o, lse: (o * do).sum(), causal=True)
+        assert dk[:, :, 1:].isfinite().all() and dq[:, :, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size, mean, most", [(1, 0, (0.35, 0.35)), (2, 4, (0.3, 0.55))])
+def test_half_types_lose_less_than_the_rule_allows(size, mean, most, dtype):
+    """Error / (eps · truth) in the norm. Plain PyTorch loses units here, and twice that would let
+    pass: P in BF16 (1.5), truncation (0.7), acc rounded a tile (0.45), D from the rounded o (2)."""
+    q, k, v, do = (random(1, 2, 200, 24, seed=seed) for seed in range(4))
+    q, k, v, do = (x.to(dtype) for x in (size * q, size * k, v + mean, do))
+    dlse = random(1, 2, 200, seed=4)
+    found = []
+    for f, to in ((attention, dtype), (naive.attention, torch.float64)):
+        inputs = [x.to(to).requires_grad_() for x in (q, k, v)]
+        o, lse = f(*inputs, return_lse=True)
+        total = (o * do.to(to)).sum() + (lse * dlse.to(lse.dtype)).sum()
+        found.append([x.detach().double() for x in (o, lse, *torch.autograd.grad(total, inputs))])
+    eps = torch.finfo(dtype).eps
+    o, lse, *grads = ((x - y).norm() / y.norm() / eps for x, y in zip(*found, strict=True))
+    assert lse < 0.01 and o < most[0] and max(grads) < most[1]
+
+
 def test_scores_all_below_the_range_of_fp32():
     q, k, v = qkv(1, 1, 4, 4)
     assert attention(q.abs() + 1, -k.abs() - 1, v, scale=2e38).isnan().all()

@@ -69,9 +69,10 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     torch.compiler.disable.
 
     Numbers that are out of range are not hidden. A score q·k·scale of −∞ has weight 0; a score of
-    +∞, or only scores of −∞, give a row of NaN. In float16 dO·v overflows at 65,504 in the backward pass, as in PyTorch. A NaN or
-    infinity in v reaches every query whose tile covers it, even where the causal mask hides it
-    (0 · NaN is NaN).
+    +∞, or only scores of −∞, give a row of NaN. The sum Σ p·v is divided by ℓ at the end, so it
+    overflows where |v|·N passes the range of FP32. In float16 dO·v overflows at 65,504 in the
+    backward pass, as in PyTorch. A NaN or infinity in v reaches every query whose tile covers it,
+    even where the causal mask hides it (0 · NaN is NaN).
 
     variant: "readable", or "auto", the fastest that this device and input allow.
     """

@@ -43,12 +43,18 @@ def delta_kernel(
 
 @triton.jit
 def visit_queries(
-    grads, k_tile, v_tile, q, do, m, inv_l, delta, b, h, head, first, last, first_row, n_q, scale,
-    block_q: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
+    grads, k_tile, v_tile, q, do, m, inv_l, delta, b, h, head, first, last, full, whole, first_row,
+    n_q, scale, block_q: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
-    """Add what the queries first … last − 1 give to dk and dv. Tiles lie keys × queries here."""
+    """Add what the queries first … last − 1 give to dk and dv. Tiles lie keys × queries here.
+
+    masked: the queries before `full`, and then, in place of those after it, those after `whole`.
+    """
     dk, dv = grads
-    for start in tl.range(first, last, block_q):
+    for step in tl.range(first, last, block_q):
+        start = step
+        if masked:
+            start = tl.where(step < full, step, step - full + whole)
         q_tile = load_tile(q, b, h, start, block_q, block_d)
         do_tile = load_tile(do, b, h, start, block_q, block_d)
         m_row = load_rows(m, head, start, n_q, block_q)
@@ -57,11 +63,14 @@ def visit_queries(
         s_t = dot(k_tile, q_tile.T)
         p_t = tl.exp2(s_t * scale - m_row[None, :]) * inv_l_row[None, :]
         if masked:
-            row = start + tl.arange(0, block_q)
-            p_t = tl.where(row[None, :] >= first_row[:, None], p_t, 0.0)
+            row = start + tl.arange(0, block_q)[None, :]
+            seen = (row >= first_row[:, None]) & (row < n_q)
+            p_t = tl.where(seen, p_t, 0.0)
         dv = dot(round_to(p_t, do_tile.dtype), do_tile, dv)
         dp_t = dot(v_tile, do_tile.T)
         ds_t = p_t * (dp_t - delta_row[None, :])
+        if masked:  # p is 0 there, but 0 · NaN is NaN
+            ds_t = tl.where(seen, ds_t, 0.0)
         dk = dot(round_to(ds_t, q_tile.dtype), q_tile, dk)
     return dk, dv
 
@@ -77,12 +86,15 @@ def dkdv_kernel(
     b, h, first = head // heads, head % heads, tile * block_kv
 
     # The first row to see each key; rows before `some` see no key of the tile, from `full` on all.
-    diagonal = first + n_q - n_kv
-    first_row = diagonal + tl.arange(0, block_kv)
+    # The rows from `whole` on do not fill a tile.
+    first_row = tl.zeros([block_kv], tl.int32)
     some, full = 0, 0
     if causal:
+        diagonal = first + n_q - n_kv
+        first_row = diagonal + tl.arange(0, block_kv)
         some = tl.minimum(tl.maximum(diagonal, 0), n_q) // block_q * block_q
         full = tl.cdiv(tl.minimum(tl.maximum(diagonal + block_kv - 1, 0), n_q), block_q) * block_q
+    whole = tl.maximum(n_q // block_q * block_q, full)
 
     k_tile = load_tile(k, b, h, first, block_kv, block_d)
     v_tile = load_tile(v, b, h, first, block_kv, block_d)
@@ -90,14 +102,14 @@ def dkdv_kernel(
     dv = tl.zeros([block_kv, block_d], tl.float32)
     for h_q in range(h * group, h * group + group):
         head_q = b * heads * group + h_q
-        if causal:
-            dk, dv = visit_queries(
-                (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, some, full,
-                first_row, n_q, scale * LOG2E, block_q, block_d, True,
-            )  # fmt: skip
         dk, dv = visit_queries(
-            (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, full, n_q,
-            first_row, n_q, scale * LOG2E, block_q, block_d, False,
+            (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, some,
+            full + tl.maximum(n_q - whole, 0), full, whole, first_row, n_q, scale * LOG2E,
+            block_q, block_d, True,
+        )  # fmt: skip
+        dk, dv = visit_queries(
+            (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, full, whole, full,
+            whole, first_row, n_q, scale * LOG2E, block_q, block_d, False,
         )  # fmt: skip
     store_tile(dk_out, b, h, first, dk * scale, block_kv, block_d)
     store_tile(dv_out, b, h, first, dv, block_kv, block_d)
@@ -120,6 +132,8 @@ def visit_keys(
             p = tl.where(column[None, :] <= last_key[:, None], p, 0.0)
         dp = dot(do_tile, v_tile.T)
         ds = p * (dp - delta[:, None])
+        if masked:
+            ds = tl.where(column[None, :] <= last_key[:, None], ds, 0.0)
         dq = dot(round_to(ds, k_tile.dtype), k_tile, dq)
     return dq
 

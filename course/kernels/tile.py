@@ -89,8 +89,8 @@ def visible_keys(
 def row_offsets(head, first, n, block: tl.constexpr):
     """Where m, 1/l and D of the query rows first … first + block − 1 are stored.
 
-    Each head has room for a multiple of 128 rows, so that no tile needs a mask. What stands in
-    the rows past n is finite and does no harm: q and dO are zero there.
+    Each head has room for a multiple of 128 rows, so that no load or store of them needs a mask.
+    What stands in the rows past n is used by no row that exists.
     """
     return head.to(tl.int64) * (tl.cdiv(n, 128) * 128) + first + tl.arange(0, block)
 
