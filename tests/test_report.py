@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from time import perf_counter
 
+import numpy as np
 import pytest
 
 if find_spec("triton") is None:
@@ -19,6 +20,7 @@ from course.kernels.report import SM, occupancy, report, resources
 from course.records import one_pass
 
 SMALL = {"d": 64, "block_q": 32, "block_kv": 32}
+LARGEST = {"d": 256, "block_q": 128, "block_kv": 128, "num_warps": 1}
 
 
 @pytest.fixture
@@ -112,6 +114,9 @@ def test_a_cap_on_registers_is_kept():
         (64, 100_000, 4, 86, (1, "shared memory")),
         (64, 101_377, 4, 86, (0, "shared memory")),
         (64, 65_536, 4, 75, (1, "shared memory")),
+        (32, 0, 32, 90, (2, "registers")),
+        (32, 10_264, 64, 90, (0, "threads")),  # CUDA starts no block of 2,048 threads
+        (255, 240_000, 64, 90, (0, "threads")),
     ],
 )
 def test_occupancy(registers, shared, warps, arch, expected):
@@ -121,7 +126,7 @@ def test_occupancy(registers, shared, warps, arch, expected):
 
 def test_occupancy_never_promises_more_than_an_sm_has():
     for arch, registers, shared, warps in itertools.product(
-        SM, (16, 17, 64, 129, 255), (0, 1, 40_000, 99_000), (1, 4, 8)
+        SM, (16, 17, 64, 129, 255), (0, 1, 40_000, 99_000), (1, 4, 8, 64)
     ):
         blocks, _ = occupancy(registers, shared, warps, arch)
         threads_max, blocks_max, shared_max, _, reserved = SM[arch]
@@ -195,19 +200,129 @@ def test_questions_from_two_threads(empty_cache):
     [
         ({"kernel": "sideways"}, "unknown. Choose one of forward, dkdv, dq"),
         ({"dtype": "fp8"}, "Choose fp16, bf16 or fp32"),
-        ({"block_q": 96}, "powers of two, at least 16"),
+        ({"block_q": 96}, "96. It must be a power of two of at least 16"),
         ({"block_kv": 8}, "at least 16"),  # D11: a GPU's dot takes no less
         ({"d": 300}, "1 to 256"),
-        ({"arch": 70}, "arch 70 is unknown"),
-        ({"num_warps": 3}, "power of two"),
-        ({"arch": 75, "num_warps": 4}, "unrolls into 16,384 .*choose a smaller tile or more warps"),
+        ({"num_warps": 3}, "power of two from 1 to 32"),
+        ({"num_warps": 64}, "power of two from 1 to 32"),
+        ({"num_stages": 0}, "from 1 to 8"),
+        ({"num_stages": 64}, "from 1 to 8"),
+        ({"maxnreg": 0}, "from 24 to 255"),
+        ({"maxnreg": 256}, "from 24 to 255"),
+        ({"causal": "no"}, "causal is of type str. Choose True or False"),
+        ({"dtype": "bf16", "arch": 75}, "sm_75 cannot run bf16 kernels. Choose fp16"),
+        (
+            {"arch": 75, "num_warps": 4},
+            "16,384 .* without tensor cores.*choose a smaller tile or more warps",
+        ),
         ({"dtype": "fp32", "num_warps": 8, "kernel": "dkdv"}, "unrolls into 16,384"),
+        (LARGEST, "holds 1,536 FP32 numbers at once. Up to 256"),
+        ({"kernel": "dkdv", "block_q": 256, "arch": 90}, "holds 384 FP32 numbers"),
+        ({"d": 256, "block_q": 64, "block_kv": 256}, "unrolls into 65,536 multiply-adds on tensor"),
+        *(
+            (LARGEST | wrong, message)  # what cannot be is named before what takes long
+            for wrong, message in (
+                ({"arch": 70}, "arch 70 is unknown"),
+                ({"arch": None}, "arch of type NoneType is unknown"),
+                ({"arch": "90"}, "arch of type str is unknown"),
+                ({"kernel": "sideways"}, "unknown"),
+                ({"kernel": ["dq"]}, "unknown"),
+                ({"dtype": ["fp16"]}, "unknown"),
+                ({"num_warps": 3}, "power of two"),
+                ({"maxnreg": 8}, "24 to 255"),
+                ({"dtype": "bf16", "arch": 75}, "bf16"),
+            )
+        ),
     ],
 )
 def test_refused_in_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
         report(**options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["d", "block_q", "block_kv", "num_warps", "num_stages", "maxnreg", "arch"]
+)
+@pytest.mark.parametrize("x", [64.0, "64", [64], {}, np.float32(64), np.arange(99), float("nan")])
+def test_what_is_no_whole_number_is_refused(name, x):
+    with pytest.raises(ValueError, match=f"{name} (is )?of type {type(x).__name__}") as error:
+        report(**SMALL | {name: x})
+    assert "\n" not in str(error.value)
+
+
+def test_a_number_of_numpy_is_a_number():
+    numbers = SMALL | {"num_warps": 4, "num_stages": 2, "arch": 90, "maxnreg": 96}
+    expected = report(**numbers, causal=True)
+    for kind in (np.int64, np.uint16, np.array):
+        r = report(**{name: kind(x) for name, x in numbers.items()}, causal=np.bool_(True))
+        assert r == expected and type(r.arch) is int
+
+
+@pytest.mark.parametrize("constants", [{"BLOCK": 1024}, {"BLOCK": np.int32(1024)}])
+def test_any_kernel_is_asked_as_strictly(constants):
+    add = "course.kernels.elementwise:add_kernel"
+    half, bf16 = (
+        dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), kind) | {"n": "i64"}
+        for kind in ("*fp16", "*bf16")
+    )
+    assert resources(add, half, constants, maxnreg=None).registers
+    for types, options, message in (
+        (half, {"foo": 3}, "option 'foo' is unknown. Choose num_warps, num_stages, maxnreg"),
+        (half, {"d": 64}, "option 'd' is unknown"),
+        (half, {"num_warps": 64}, "from 1 to 32"),
+        (half, {"num_stages": None}, "num_stages is of type NoneType"),
+        (bf16, {"arch": 75}, "bf16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resources(add, types, constants, **options)
+    with pytest.raises(ValueError, match="a type cannot be a constant"):
+        resources(add, half, {"BLOCK": int})
+
+
+def test_it_is_ptxas_that_says_why(empty_cache, capfd):
+    module._child.cache_clear()  # the new child prints where capfd looks
+    with pytest.raises(ValueError, match=r"Insufficient registers .24. .*28 or higher") as error:
+        report("forward", maxnreg=24, **SMALL)
+    assert "\n" not in str(error.value) and "Repro" not in str(error.value)
+    assert report("forward", maxnreg=28, **SMALL).registers == 28
+    printed = capfd.readouterr()
+    assert ".version" not in printed.err + printed.out  # the whole PTX
+
+
+@pytest.mark.parametrize(
+    "said, reason",
+    [
+        (
+            "PTXAS error: `ptxas` raised SIGSEGV\n`ptxas` stderr:\n\nRepro command: ptxas",
+            "`ptxas` raised SIGSEGV",
+        ),
+        (
+            "PTXAS error: failed\nptxas warning : so\nptxas a.ptx, line 9; error   : Not x\nptxas fatal : aborted\nRepro",
+            "Not x",
+        ),
+        ("at 3:4:\n  code\n  ^\nthe reason \n\n", "the reason"),
+        ("", ""),
+    ],
+)
+def test_the_reason_in_an_error(said, reason, monkeypatch):
+    def refuse(**_):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(module, "_compile", refuse)
+    assert module._try("{}") == {"error": f"RuntimeError: {reason}"}
+
+
+@pytest.mark.parametrize("kernel", ["forward", "dkdv", "dq"])
+def test_every_tile_of_the_table_is_reported(kernel, monkeypatch):
+    monkeypatch.setattr(module, "_facts", lambda request: {"error": "asked"})  # not refused
+    for (size, rows), archs in zip(tiles.TABLE.items(), ((90, 100), (86, 80), (75,)), strict=True):
+        for (itemsize, d), tile in rows[kernel].items():
+            dtype = {2: "fp16", 4: "fp32"}[itemsize]
+            for arch in archs:
+                assert size <= SM[arch][3]
+                with pytest.raises(ValueError, match="asked"):
+                    report(kernel, d=d, arch=arch, dtype=dtype, causal=True, **tile._asdict())
 
 
 def test_what_does_not_compile_says_so_in_one_line():

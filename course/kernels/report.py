@@ -10,7 +10,9 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import io
 import json
+import operator
 import os
 import re
 import subprocess
@@ -46,17 +48,34 @@ INSTRUCTIONS = {  # in PTX, counted in the text
     "TMA": r"cp\.async\.bulk\.tensor",
     "cp.async": r"cp\.async\.c[ag]",
 }
+REASONS = (  # where an error says it: what ptxas said, what became of ptxas, the last line
+    r"^ptxas.*?(?:fatal|error) *: *(.+)",
+    r"^PTXAS error: (.+)",
+    r"(\S.*?)\s*\Z",
+)
 # Operands of the attention kernels that are fetched by tiles, and which side of the tile they have.
 SIDES = {
     "q": "q", "do": "q", "o": "q", "o_rest": "q", "dq_out": "q",
     "k": "kv", "v": "kv", "dk_out": "kv", "dv_out": "kv",
 }  # fmt: skip
-KERNELS = {  # and how many products one step of its loop makes
-    "forward": ("course.kernels.forward:forward_kernel", 2),
-    "dkdv": ("course.kernels.backward:dkdv_kernel", 4),
-    "dq": ("course.kernels.backward:dq_kernel", 3),
+KERNELS = {  # the products in one step of its loop, the FP32 numbers a block then holds at once
+    "forward": ("course.kernels.forward:forward_kernel", 2, lambda q, kv, d: q * d + q * kv),
+    "dkdv": ("course.kernels.backward:dkdv_kernel", 4, lambda q, kv, d: 2 * kv * d + 2 * q * kv),
+    "dq": ("course.kernels.backward:dq_kernel", 3, lambda q, kv, d: q * d + 2 * q * kv),
 }
-MAX_UNROLLED = 2048  # multiply-adds a thread: with more, ptxas takes from seconds to minutes
+# What ptxas compiles in about three seconds. Far above it takes minutes.
+MAX_HELD = 256  # FP32 numbers a thread: it has 255 registers
+# Multiply-adds a thread in one step of the loop, by how they are made.
+MAX_UNROLLED = {"without tensor cores": 2048, "on tensor cores": 32_768}
+NUMBERS = {  # the least and most of what is asked for, and whether it must be a power of two
+    "d": (1, 256, False),
+    "block_q": (16, None, True),  # tl.dot takes no less
+    "block_kv": (16, None, True),
+    "num_warps": (1, 32, True),  # a block has at most 1,024 threads (source: as of SM)
+    "num_stages": (1, 8, False),  # each is copied out before the loop
+    "maxnreg": (24, 255, False),  # ptxas gives a thread no less, an instruction names no more
+}
+OPTIONS = "num_warps", "num_stages", "maxnreg"
 
 
 @dataclass(frozen=True)
@@ -87,28 +106,25 @@ def report(
     kernel="forward", *, d=128, block_q=128, block_kv=64, num_warps=4, num_stages=2,
     dtype="fp16", causal=False, arch=90, maxnreg=None,
 ) -> Report:  # fmt: skip
-    """The report of "forward", "dkdv" or "dq" on one tile. Raises ValueError in one line."""
+    """The report of "forward", "dkdv" or "dq" on one tile. Raises ValueError in one line.
+
+    Only one variant is measured: each head has a K and V of its own (group = 1), and the forward
+    pass keeps no rest of the rounding (keep_rest = False).
+    """
     from course.kernels.tiles import padded, uses_tma
 
-    if kernel not in KERNELS:
+    if kernel not in list(KERNELS):
         raise ValueError(f"kernel {kernel!r} is unknown. Choose one of {', '.join(KERNELS)}.")
     if dtype not in ("fp16", "bf16", "fp32"):
         raise ValueError(f"dtype {dtype!r} is unknown. Choose fp16, bf16 or fp32.")
-    for name, block in (("block_q", block_q), ("block_kv", block_kv)):
-        if block < 16 or block & (block - 1):
-            raise ValueError(f"{name} is {block}. A tile's sides are powers of two, at least 16.")
-    if not 1 <= d <= 256:
-        raise ValueError(f"the head dimension is {d}. The kernels take 1 to 256.")
-    function, products = KERNELS[kernel]
-    unrolled = products * block_q * block_kv * padded(d) // (32 * max(num_warps, 1))
-    if (arch == 75 or dtype == "fp32") and unrolled > MAX_UNROLLED:
-        raise ValueError(
-            f"without tensor cores this tile unrolls into {unrolled:,} multiply-adds a thread, which "
-            f"take minutes to compile and do not fit the registers. Up to {MAX_UNROLLED:,} are "
-            "reported: choose a smaller tile or more warps."
-        )
+    if type(causal).__name__ not in ("bool", "bool_"):  # Python's or NumPy's
+        raise ValueError(f"causal is of type {type(causal).__name__}. Choose True or False.")
+    arch = _arch(arch, dtype)
+    options = _options(num_warps=num_warps, num_stages=num_stages, maxnreg=maxnreg)
+    d, block_q, block_kv = _whole(d=d, block_q=block_q, block_kv=block_kv).values()
+    _refuse_what_takes_long(kernel, block_q, block_kv, padded(d), options["num_warps"], dtype, arch)
     constants = {
-        "causal": causal,
+        "causal": bool(causal),
         "block_q": block_q,
         "block_kv": block_kv,
         "block_d": padded(d),
@@ -117,8 +133,9 @@ def report(
     }
     tma = uses_tma(arch, 4 if dtype == "fp32" else 2)
     types = {"scale": "fp32", "heads": "i32", "n_q": "i32", "n_kv": "i32"}
+    row = f"tensordesc<fp32[1, {block_q}]>" if tma and options["num_stages"] > 1 else "*fp32"
     for name in ("m", "inv_l", "delta"):
-        types[name] = f"tensordesc<fp32[1, {block_q}]>" if tma and num_stages > 1 else "*fp32"
+        types[name] = row
         types[f"{name}_out"] = "*fp32"
     for name, side in SIDES.items():
         block = block_q if side == "q" else block_kv
@@ -126,36 +143,32 @@ def report(
             types[name] = f"tensordesc<{dtype}[1, 1, {block}, {padded(d)}]>"
         else:  # (pointer, rows, d, three strides), as in launch.operand
             types[name] = [f"*{dtype}", "i32", f"i32:{d}", "i32", "i32", "i32"]
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    if maxnreg is not None:
-        options["maxnreg"] = maxnreg
-    return resources(function, types, constants, arch=arch, **options)
+    return resources(KERNELS[kernel][0], types, constants, arch=arch, **options)
 
 
 def resources(kernel, types, constants, *, arch=90, num_warps=4, **options) -> Report:
     """The report of any kernel, named "module:function".
 
     types: {argument: Triton's name of its type, such as "*fp16" or "i32"} for a superset of its
-    arguments, pointers taken as 16-byte aligned; constants: {compile-time argument: value}.
+    arguments, pointers taken as 16-byte aligned; constants: {compile-time argument: value};
+    options: num_stages, maxnreg. Raises ValueError in one line.
     """
-    if arch not in SM:
-        raise ValueError(f"arch {arch} is unknown. Choose one of {', '.join(map(str, SM))}.")
-    if num_warps < 1 or num_warps & (num_warps - 1):
-        raise ValueError(f"num_warps is {num_warps}. It must be a power of two.")
-    options = {"num_warps": num_warps, **options}
+    arch, options = _arch(arch, types), _options(num_warps=num_warps, **options)
     request = dict(kernel=kernel, types=types, constants=constants, arch=arch, options=options)
-    facts = _facts(json.dumps(request, sort_keys=True))
+    facts = _facts(json.dumps(request, sort_keys=True, default=_plain))
     if facts == CRASHED:  # perhaps not the kernel's fault: ask again next time
         _facts.cache_clear()
     if "error" in facts:
         raise ValueError(f"{kernel} does not compile for sm_{arch} so: {facts['error']}")
-    blocks, limit = occupancy(facts["registers"], facts["shared_bytes"], num_warps, arch)
+    blocks, limit = occupancy(facts["registers"], facts["shared_bytes"], options["num_warps"], arch)
     return Report(arch=arch, blocks_per_sm=blocks, limited_by=limit, **facts)
 
 
 def occupancy(registers, shared_bytes, num_warps, arch) -> tuple[int, str]:
-    """(blocks an SM holds at once, what keeps it from holding more)."""
-    threads, blocks, shared_sm, shared_block, reserved = SM[arch]
+    """(blocks an SM holds at once, what keeps it from holding more). An unknown arch: ValueError."""
+    threads, blocks, shared_sm, shared_block, reserved = SM[_arch(arch)]
+    if num_warps > NUMBERS["num_warps"][1]:
+        return 0, "threads"
     a_warp = -(-registers * 32 // 256) * 256
     a_block = max(-(-(shared_bytes + reserved) // 128), 1) * 128
     limits = {
@@ -166,6 +179,68 @@ def occupancy(registers, shared_bytes, num_warps, arch) -> tuple[int, str]:
     }
     limit = min(limits, key=limits.get)
     return limits[limit], limit
+
+
+def _arch(x, types=()):
+    """x as an int that SM has and that runs these types. Raises ValueError."""
+    try:
+        arch = operator.index(x)
+    except TypeError:
+        arch = f"of type {type(x).__name__}"
+    if arch not in SM:
+        raise ValueError(f"arch {arch} is unknown. Choose one of {', '.join(map(str, SM))}.")
+    if arch < 80 and "bf16" in str(types):
+        raise ValueError(f"sm_{arch} cannot run bf16 kernels. Choose fp16 or fp32, or arch 80.")
+    return arch
+
+
+def _options(**options):
+    """Options of the compiler as ints. Raises ValueError."""
+    if unknown := options.keys() - OPTIONS:
+        raise ValueError(f"option {min(unknown)!r} is unknown. Choose {', '.join(OPTIONS)}.")
+    if options.get("maxnreg", 0) is None:  # no cap
+        del options["maxnreg"]
+    return _whole(**options)
+
+
+def _whole(**numbers):
+    """The numbers as ints, NumPy's too. Raises ValueError for one that is none or out of bounds."""
+    for name, x in numbers.items():
+        least, most, power = NUMBERS[name]
+        bounds = f"from {least} to {most}" if most else f"of at least {least}"
+        must = f"It must be a {'power of two' if power else 'whole number'} {bounds}."
+        try:
+            numbers[name] = n = operator.index(x)
+        except TypeError:
+            raise ValueError(f"{name} is of type {type(x).__name__}. {must}") from None
+        if not least <= n <= (most or n) or (power and n & (n - 1)):
+            raise ValueError(f"{name} is {n:,}. {must}")
+    return numbers
+
+
+def _refuse_what_takes_long(kernel, block_q, block_kv, block_d, num_warps, dtype, arch):
+    _, products, numbers = KERNELS[kernel]
+    how = "without tensor cores" if arch < 80 or dtype == "fp32" else "on tensor cores"
+    held = numbers(block_q, block_kv, block_d) // (32 * num_warps)
+    unrolled = products * block_q * block_kv * block_d // (32 * num_warps)
+    for many, most, what in (
+        (held, MAX_HELD, "holds {:,} FP32 numbers at once"),
+        (unrolled, MAX_UNROLLED[how], f"unrolls into {{:,}} multiply-adds {how}"),
+    ):
+        if many > most:
+            raise ValueError(
+                f"this tile takes long to compile: a thread {what.format(many)}. Up to {most:,} are "
+                "reported: choose a smaller tile or more warps."
+            )
+
+
+def _plain(x):
+    """A number of NumPy as one of Python. Raises ValueError for what is none."""
+    if not hasattr(x, "item"):
+        raise ValueError(
+            f"a {type(x).__name__} cannot be a constant here. Pass a number or a bool."
+        )
+    return x.item()
 
 
 @functools.cache
@@ -242,17 +317,19 @@ def _ask(request):
 
 def _serve():
     """Answer requests, a line each, until there are no more."""
-    out, sys.stdout = sys.stdout, sys.stderr  # what a compiler prints is no answer
     for request in sys.stdin:
-        print(json.dumps(_try(request)), file=out, flush=True)
+        print(json.dumps(_try(request)), flush=True)
 
 
 def _try(request, loaded_on=None):
     try:
-        return _compile(**json.loads(request), loaded_on=loaded_on)
+        with contextlib.redirect_stdout(io.StringIO()):  # where ptxas fails, all of the PTX
+            return _compile(**json.loads(request), loaded_on=loaded_on)
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]}
+        for reason in REASONS:
+            if found := re.search(reason, str(error), re.MULTILINE):
+                break
+        return {"error": f"{type(error).__name__}: {found[1] if found else ''}"[:300]}
 
 
 def _compile(kernel, types, constants, arch, options, loaded_on):
