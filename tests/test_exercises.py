@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from fractions import Fraction
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import course.exercises
-from course.exercises import Exercise, Question
+from course import kernels
+from course.exercises import Exercise, Question, forward, fusion
 
 MODULES = [
     importlib.import_module(f"course.exercises.{m.name}")
@@ -418,3 +420,125 @@ def test_a_prediction_is_right_within_a_factor():
     )
     assert times.verdict(2)[0] == times.verdict(8)[0] == "right"
     assert times.verdict(8.1)[0] == times.verdict(1.9)[0] == times.verdict(-4)[0] == "wrong"
+
+
+# --- kernels: what the interpreter makes right, and a GPU does not ------------------------------
+
+
+def verdict_of_changed(item, changes, tmp_path, helper=""):
+    """What the exercise says to its own solution, some of whose text is changed."""
+    text = inspect.getsource(item.answer.fn)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / "changed.py"  # Triton reads the file
+    head = "from course.kernels import tl, triton\n"
+    path.write_text(f"{head}{helper}\n{text}", encoding="utf-8")
+    names = {"__name__": "changed"}
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)
+    status, said = item.verdict(names[item.answer.fn.__name__], 7)
+    return status, " ".join(said.split())
+
+
+needs_triton = pytest.mark.skipif(not kernels.available, reason="Triton has no wheel here")
+IEEE, HEADS = 'input_precision="ieee"', "tl.num_programs(0) // tiles"
+O_STORE = {
+    "/ l[:, None], mask=inside)": f"/ l[:, None], mask=(here < {HEADS} * n * d) & (column < d))"
+}
+LSE_STORE = {"mask=row < n)": f"mask=head * n + row < {HEADS} * n)"}
+V_LOAD = "tl.load(v_ptr + there, mask=exist, other=0)"
+FIRST = "first, head = tl.program_id(0) % tiles * block_q, tl.program_id(0) // tiles"
+PLACE = """
+@triton.jit
+def place(tiles):
+    return tl.program_id(0) % tiles, tl.program_id(0) // tiles
+"""
+OUT_STORE = "tl.store(out_ptr + row * cols + columns, out, mask=inside)"
+
+
+@needs_triton
+@pytest.mark.parametrize("item", [forward.flash, forward.debug], ids=["flash", "debug"])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({IEEE: 'input_precision="tf32"'}, "rounds FP32 to TF32"),
+        ({IEEE: "input_precision=None"}, "rounds FP32 to TF32"),
+        ({IEEE: "allow_tf32=True"}, "rounds FP32 to TF32"),
+        ({f"k.T, {IEEE}": 'k.T, None, "tf32"'}, "rounds FP32 to TF32"),
+        ({V_LOAD: "tl.load(v_ptr + there)"}, "V tile reaches past the last key"),
+        ({V_LOAD: "tl.load(v_ptr + there, exist)"}, "without other="),
+    ],
+)
+def test_what_only_a_gpu_would_show_is_refused(item, changes, says, tmp_path):
+    status, said = verdict_of_changed(item, changes, tmp_path)
+    assert status == "wrong" and says in said
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (O_STORE, "written over the next head"),
+        (LSE_STORE, "written over the next head"),
+        (O_STORE | LSE_STORE, "written over the next head"),
+        ({'float("-inf"), tl.float32': "-500.0, tl.float32"}, "at another finite number"),
+        ({'float("-inf"), tl.float32': "-1e5, tl.float32"}, "at another finite number"),
+        ({'s, float("-inf"))': "s, -1e5)"}, ""),
+    ],
+)
+def test_a_kernel_that_is_wrong_far_out_is_refused(changes, says, tmp_path):
+    status, said = verdict_of_changed(forward.flash, changes, tmp_path)
+    assert status == "wrong" and says in said
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("changes", "helper"),
+    [
+        ({f"k.T, {IEEE}": 'k.T, None, "ieee"'}, ""),
+        ({IEEE: 'input_precision="tf32x3"'}, ""),
+        ({IEEE: "allow_tf32=False"}, ""),
+        ({IEEE: "input_precision=EXACT"}, 'EXACT = tl.constexpr("ieee")'),
+        # heads next to each other, the last first, a place from a helper
+        (
+            {FIRST: f"heads = {HEADS}\n    first, head = tl.program_id(0) // heads * block_q, "
+                    "tl.program_id(0) % heads"},
+            "",
+        ),
+        ({"tl.program_id(0)": "(tl.num_programs(0) - 1 - tl.program_id(0))"}, ""),
+        ({FIRST: "tile, head = place(tiles)\n    first = tile * block_q"}, PLACE),
+        # the last tile moved back, so that it is full: some rows are written twice, alike
+        ({"row, key, column = first": "row, key, column = tl.minimum(first, n - block_q)"}, ""),
+        # everything in base 2
+        (
+            {"* scale": "* (scale * 1.4426950408889634)", "tl.exp(": "tl.exp2(",
+             "m + tl.log(l)": "(m + tl.log2(l)) * 0.6931471805599453"},
+            "",
+        ),
+    ],
+    ids=["position", "tf32x3", "no tf32", "constant", "heads", "reversed", "helper", "full", "2"],
+)  # fmt: skip
+def test_another_right_kernel_passes(changes, helper, tmp_path):
+    status, said = verdict_of_changed(forward.flash, changes, tmp_path, helper)
+    assert status == "right", said
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {OUT_STORE: "at = row * cols + columns\n    tl.store(out_ptr + at, out, "
+                        "mask=at < tl.num_programs(0) * cols)"},
+            "writes into the next row",
+        ),
+        ({"x_ptr + row * cols + columns, mask=inside, other=0": "x_ptr + row * cols + columns"},
+         "A load reaches past the end of its row"),
+        ({"bias_ptr + columns, mask=inside, other=0": "bias_ptr + columns"}, None),
+        ({"row = tl.program_id(0)": "row = tl.num_programs(0) - 1 - tl.program_id(0)"}, None),
+    ],
+    ids=["store", "load", "unseen", "reversed"],
+)  # fmt: skip
+def test_rows_of_a_layer_norm_that_reach_into_the_next(changes, says, tmp_path):
+    status, said = verdict_of_changed(fusion.layer_norm, changes, tmp_path)
+    assert (status, says is None) in (("right", True), ("wrong", False)) and (says or "") in said

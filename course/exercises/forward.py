@@ -1,14 +1,13 @@
 """Exercises of notebook 06: tiles and masks, what an SM has room for, the kernel, a broken kernel."""
 
 import ast
-import functools
 import math
 
 import numpy as np
 
 from course import kernels
 from course.exercises import Exercise, Question
-from course.exercises._room import GUARD, results, tensor
+from course.exercises._room import GUARD, Given, empty, one_writer, results, tensor
 from course.exercises._source import source
 from course.kernels import tl, triton
 
@@ -537,6 +536,7 @@ def _wrong_kernel(
     inverse: tl.constexpr = False, once: tl.constexpr = False, tail: tl.constexpr = False,
     rows: tl.constexpr = False, bare: tl.constexpr = False, lse_rows: tl.constexpr = False,
     lse2: tl.constexpr = False, n_keys: tl.constexpr = False, no_log: tl.constexpr = False,
+    v_rows: tl.constexpr = False, next_head: tl.constexpr = False,
 ):  # fmt: skip
     """`attention_kernel` without what is named."""
     tiles = tl.cdiv(n, block_q)
@@ -563,6 +563,8 @@ def _wrong_kernel(
         if stride:
             there = head * n * d + (start + key[:, None]) * d + column[None, :]
         k = tl.load(k_ptr + there, mask=exist, other=0)
+        if v_rows:
+            exist = column[None, :] < d
         v = tl.load(v_ptr + there, mask=exist, other=0)
         s = tl.dot(q, k.T, input_precision="ieee")
         if not scaled:
@@ -604,22 +606,16 @@ def _wrong_kernel(
     tl.store(lse_ptr + head * n + row, lse, mask=(row < n) | lse_rows)
     if store:
         inside = (row[:, None] < n + 1) & (column[None, :] < d)
+    if next_head:
+        inside = (here < tl.num_programs(0) // tiles * n * d) & (column[None, :] < d)
     if bare:
         inside = row[:, None] + column[None, :] >= 0
     tl.store(o_ptr + here, o, mask=inside)
 
 
-class _Wrong:
-    """`_wrong_kernel` without what is named, to be launched like a kernel."""
-
-    def __init__(self, *names):
-        self.names = dict.fromkeys(names, True)
-
-    def __getitem__(self, grid):
-        return functools.partial(_wrong_kernel[grid], **self.names)
-
-    def __call__(self):
-        raise TypeError("a kernel is launched with kernel[grid](...)")
+def _wrong(*names):
+    """`attention_kernel` without what is named."""
+    return Given(_wrong_kernel, **dict.fromkeys(names, True))
 
 
 def _qkv(rng, heads, n, n_kv, d, size=1.0, rising=0.0, low=0.0):
@@ -637,7 +633,8 @@ def _inputs(rng):
     q, k, v = _qkv(rng, 1, 17, 20, 16)
     yield -np.abs(q), np.abs(k), v  # all real scores below the 0 of a padded key
     yield _qkv(rng, 1, 16, 40, 16, size=9.0, rising=-9.0)  # far apart, steeply down
-    yield _qkv(rng, 1, 16, 20, 16, low=-1000.0)  # all of them far below 0
+    q, k, v = _qkv(rng, 1, 16, 20, 16, low=-4e6)
+    yield q * (np.arange(16) == 0), k, v  # far below 0, and all alike: FP32 has no digits to tell
     yield _qkv(rng, 2, 18, 40, 16)
 
 
@@ -649,7 +646,7 @@ class NoFill(Exception):
 
 
 class NoPrecision(Exception):
-    """A dot without `input_precision`: the interpreter takes FP32, a GPU TF32."""
+    """A dot that may round FP32 to TF32: the interpreter never does, a GPU does."""
 
 
 def _same_on_a_gpu(kernel):
@@ -657,11 +654,24 @@ def _same_on_a_gpu(kernel):
     for node in ast.walk(ast.parse(source(kernel))):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        said = {*("pointer", "mask", "other")[: len(node.args)], *(k.arg for k in node.keywords)}
-        if node.func.attr == "load" and "mask" in said and "other" not in said:
-            raise NoFill(ast.unparse(node))
-        if node.func.attr == "dot" and not said & {"input_precision", "allow_tf32"}:
-            raise NoPrecision(ast.unparse(node))
+        if node.func.attr == "load":
+            _, mask, other = _said(node, "pointer", "mask", "other")
+            if mask is not None and other is None:
+                raise NoFill(ast.unparse(node))
+        if node.func.attr == "dot":
+            *_, precision, tf32 = _said(
+                node, "input", "other", "acc", "input_precision", "allow_tf32"
+            )
+            said = tf32 if precision is None else precision
+            if said not in ("ieee", "tf32x3", False, ...):
+                raise NoPrecision(ast.unparse(node))
+
+
+def _said(call, *names):
+    """The constants that a call gives for these arguments; `...` is one that is no constant."""
+    said = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords}
+    nodes = [said.get(name, ast.Constant(None)) for name in names]
+    return [node.value if isinstance(node, ast.Constant) else ... for node in nodes]
 
 
 def _launch(kernel, q, k, v):
@@ -672,14 +682,17 @@ def _launch(kernel, q, k, v):
 
     device = "cpu" if kernels.interpreted else "cuda"
     heads, n, d = q.shape
-    o, lse = (tensor(np.full(shape, -7), ROOM, device) for shape in (q.shape, (heads, n)))
-    block_d = max(16, triton.next_power_of_2(d))
-    grid = (triton.cdiv(n, 16) * heads,)
-    kernel[grid](
-        *(tensor(x, ROOM, device) for x in (q, k, v)), o, lse, d**-0.5, n, k.shape[1], d,
-        block_q=16, block_kv=16, block_d=block_d,
-    )  # fmt: skip
-    return results(ROOM, (o, q.shape), (lse, (heads, n)))
+    programs = triton.cdiv(n, 16) * heads
+
+    def run(kernel, *first):
+        o, lse = (empty(shape, ROOM, device) for shape in (q.shape, (heads, n)))
+        kernel[(programs,)](
+            *first, *(tensor(x, ROOM, device) for x in (q, k, v)), o, lse, d**-0.5, n, k.shape[1], d,
+            block_q=16, block_kv=16, block_d=max(16, triton.next_power_of_2(d)),
+        )  # fmt: skip
+        return results(ROOM, (o, q.shape), (lse, (heads, n)))
+
+    return one_writer(kernel, run, programs) if heads > 1 else run(kernel)
 
 
 def _no_fill():
@@ -696,6 +709,24 @@ def _exact(q, k, v):
     guard = np.full(ROOM, GUARD)
     return guard, guard, *attention.naive(*(a.astype(np.float64) for a in (q, k, v)))
 
+
+_UNSEEN = [  # what is right in the interpreter, and by luck on a GPU
+    (
+        _wrong("v_rows"),
+        "The V tile reaches past the last key. Its weight there is 0, but 0 · NaN is NaN: mask the "
+        "load.",
+    ),
+    (
+        _no_fill,
+        "A load with a mask and without other=: the interpreter fills in zeros, but a GPU leaves "
+        "anything there, and 0 · NaN is NaN.",
+    ),
+    (
+        _no_precision,
+        'tl.dot must say input_precision="ieee" (or "tf32x3"): else a GPU rounds FP32 to TF32, with 10 '
+        "bits.",
+    ),
+]
 
 flash = Exercise(
     "The forward kernel, from a blank page",
@@ -718,65 +749,62 @@ flash = Exercise(
         "tl.dot(…, input_precision='ieee'), and tl.where(key < n_kv, s, −∞) before the maximum.",
     ),
     wrong=[
-        (_Wrong("keys"), "Keys past N_kv have score 0 and take part. Set their scores to −∞."),
-        (_Wrong("alpha_o"), "o is not corrected by α when the maximum moves."),
-        (_Wrong("alpha_l"), "ℓ is not corrected by α when the maximum moves."),
+        (_wrong("keys"), "Keys past N_kv have score 0 and take part. Set their scores to −∞."),
+        (_wrong("alpha_o"), "o is not corrected by α when the maximum moves."),
+        (_wrong("alpha_l"), "ℓ is not corrected by α when the maximum moves."),
         (
-            _Wrong("own"),
+            _wrong("own"),
             "m fell: it is the maximum of all blocks so far, not of this block alone.",
         ),
         (
-            _Wrong("zero"),
+            _wrong("zero"),
             "m lies above all scores. Does it start at 0, or at another finite number? Start at −∞: all "
             "scores may lie far below. Or do padded keys, with a score of 0, count in the maximum? Mask "
             "them before it.",
         ),
-        (_Wrong("base"), "m is in base e and log₂ ℓ in base 2: tl.log, or turn both."),
-        (_Wrong("no_m"), "lse without m: the maximum that was taken off must be added again."),
-        (_Wrong("no_log"), "lse = m + ℓ: what is added to m is log ℓ."),
-        (_Wrong("divide"), "o is not divided by ℓ at the end."),
-        (_Wrong("scaled"), "The scores are not scaled."),
+        (_wrong("base"), "m is in base e and log₂ ℓ in base 2: tl.log, or turn both."),
+        (_wrong("no_m"), "lse without m: the maximum that was taken off must be added again."),
+        (_wrong("no_log"), "lse = m + ℓ: what is added to m is log ℓ."),
+        (_wrong("divide"), "o is not divided by ℓ at the end."),
+        (_wrong("scaled"), "The scores are not scaled."),
         (
-            _Wrong("stride"),
+            _wrong("stride"),
             "A head of k and v has n_kv rows, not n: heads after the first read the wrong keys.",
         ),
-        (_Wrong("store"), "A row past the end of o was written: mask the store."),
+        (_wrong("store"), "A row past the end of o was written: mask the store."),
         (
-            _Wrong("bare"),
+            _wrong("bare"),
             "The store of o needs a mask: rows past n, and columns past d, are not ours.",
         ),
-        (_Wrong("lse_rows"), "The store of lse needs a mask too: row < n."),
         (
-            _Wrong("lse2"),
+            _wrong("next_head"),
+            "Rows past n are written over the next head, and on a GPU either may come last. The mask of "
+            "a store ends with the head, row < n, not with the tensor.",
+        ),
+        (_wrong("lse_rows"), "The store of lse needs a mask too: row < n."),
+        (
+            _wrong("lse2"),
             "lse is in base 2. What leaves the kernel is the natural one: times ln 2.",
         ),
-        (_Wrong("two"), "exp2 is 2^x: the scores must be multiplied by log₂ e first."),
-        (_Wrong("inverse"), "α is upside down: exp(m_old − m_new), which is never above 1."),
+        (_wrong("two"), "exp2 is 2^x: the scores must be multiplied by log₂ e first."),
+        (_wrong("inverse"), "α is upside down: exp(m_old − m_new), which is never above 1."),
         (
-            _Wrong("once"),
+            _wrong("once"),
             "Only the first tile of keys is read: loop from 0 to n_kv in steps of block_kv.",
         ),
         (
-            _Wrong("tail"),
+            _wrong("tail"),
             "The last tile of keys is left out where it is not full: the loop ends at n_kv.",
         ),
         (
-            _Wrong("n_keys"),
+            _wrong("n_keys"),
             "Keys from n on are masked, but n is the number of queries. There are n_kv keys.",
         ),
         (
-            _Wrong("rows"),
+            _wrong("rows"),
             "The loop over the keys ends at n, the number of queries. There are n_kv keys.",
         ),
-        (
-            _no_fill,
-            "A load with a mask and without other=: the interpreter fills in zeros, but a GPU leaves "
-            "anything there, and 0 · NaN is NaN.",
-        ),
-        (
-            _no_precision,
-            'tl.dot without input_precision="ieee": a GPU would round FP32 to TF32, with 10 bits.',
-        ),
+        *_UNSEEN,
     ],
 )
 
@@ -809,7 +837,7 @@ def _bugs():
     for names in sorted(sets, key=len, reverse=True):
         after = ", then ".join(_NAMES[name] for name in names[1:])
         said = f"{_COUNT[len(names)]}. The first shows with {_CLUES[names[0]]}"
-        yield _Wrong(*names), f"{said} After it: {after}." if after else said
+        yield _wrong(*names), f"{said} After it: {after}." if after else said
 
 
 debug = Exercise(
@@ -830,7 +858,8 @@ debug = Exercise(
     ),
     wrong=[
         *_bugs(),
-        (_Wrong("alpha_l"), "Now ℓ is not corrected, and o is: both need α."),
-        (_Wrong("divide"), "o is not divided by ℓ any more."),
+        (_wrong("alpha_l"), "Now ℓ is not corrected, and o is: both need α."),
+        (_wrong("divide"), "o is not divided by ℓ any more."),
+        *_UNSEEN,
     ],
 )

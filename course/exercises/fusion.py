@@ -1,15 +1,13 @@
 """Exercises of notebook 03: programs and masks, the traffic of a chain, a fused layer norm."""
 
 import ast
-import functools
-import linecache
 
 import numpy as np
 
 from course import kernels
 from course.exercises import Exercise, Question
-from course.exercises._room import GUARD, results, tensor
-from course.exercises._source import source, unwrap
+from course.exercises._room import GUARD, Given, empty, one_writer, results, rewritten, tensor
+from course.exercises._source import source
 from course.hardware import MB
 from course.kernels import tl, triton
 
@@ -545,23 +543,17 @@ def _broken_kernel(
     out = centred / root * weight + bias
     if BROKEN == "residual last":
         out += residual
+    if BROKEN == "next row":
+        inside = row * cols + columns < tl.num_programs(0) * cols
     if BROKEN == "store":
         tl.store(out_ptr + row * cols + columns, out)
     else:
         tl.store(out_ptr + start + columns, out, mask=inside)
 
 
-class _Broken:
-    """`norm_kernel` with one thing broken, to be launched like a kernel."""
-
-    def __init__(self, how):
-        self.how = how
-
-    def __getitem__(self, grid):
-        return functools.partial(_broken_kernel[grid], BROKEN=self.how)
-
-    def __call__(self):
-        raise TypeError("a kernel is launched with kernel[grid](...)")
+def _broken(how):
+    """`norm_kernel` with one thing broken."""
+    return Given(_broken_kernel, BROKEN=how)
 
 
 def _rows(rng):
@@ -590,42 +582,36 @@ def _launch(kernel, *arrays):
     """
     if not hasattr(kernel, "__getitem__"):
         raise ValueError("this is no kernel yet: write @triton.jit above its def")
-    done = _run(kernel, *arrays)
+    device = "cuda" if kernels.available and not kernels.interpreted else "cpu"
+    rows, cols = shape = arrays[0].shape
+    block = triton.next_power_of_2(cols)
+
+    def run(kernel, *first):
+        out = empty(shape, block, device)
+        inputs = (tensor(x, block, device) for x in arrays)
+        kernel[(rows,)](*first, *inputs, out, cols, EPS, BLOCK=block)
+        return results(block, (out, shape))
+
+    done = one_writer(kernel, run, rows)
     filled = _with_nan(kernel)
-    return _run(filled, *arrays) if filled else done
+    return run(filled) if filled else done
 
 
 def _with_nan(kernel):
     """The kernel with other=NaN in each masked load that gives no other; None if each does."""
-    function = unwrap(kernel)
-    tree = ast.parse(source(kernel) if hasattr(kernel, "fn") else "")
+    tree = ast.parse(source(kernel))
     bare = [call for call in ast.walk(tree) if isinstance(call, ast.Call) and _unfilled(call)]
     if not bare:
         return None
     for call in bare:
         call.keywords.append(ast.keyword("other", ast.parse("float('nan')", mode="eval").body))
-    tree.body[0].decorator_list = []
-    text = ast.unparse(tree)
-    file = f"<{function.__name__}, its masked lanes NaN>"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # Triton reads it
-    names = dict(function.__globals__)
-    exec(compile(text, file, "exec"), names)
-    return triton.jit(names[function.__name__])
+    return rewritten(kernel, tree)
 
 
 def _unfilled(call):
     given = {keyword.arg for keyword in call.keywords}
     masked, filled = len(call.args) > 1 or "mask" in given, len(call.args) > 2 or "other" in given
     return ast.unparse(call.func) == "tl.load" and masked and not filled
-
-
-def _run(kernel, *arrays):
-    device = "cuda" if kernels.available and not kernels.interpreted else "cpu"
-    rows, cols = shape = arrays[0].shape
-    block = triton.next_power_of_2(cols)
-    out = tensor(np.full(shape, -7), block, device)
-    kernel[(rows,)](*(tensor(x, block, device) for x in arrays), out, cols, EPS, BLOCK=block)
-    return results(block, (out, shape))
 
 
 def _exact(*arrays):
@@ -659,38 +645,43 @@ layer_norm = Exercise(
     wrong=kernels.available
     * [
         (
-            _Broken("padding"),
+            _broken("padding"),
             "The padded lanes hold 0 − mean, and they are in the variance. Set them to 0 again.",
         ),
         (
-            _Broken("block"),
+            _broken("block"),
             "Mean and variance are over cols numbers. Divide by cols, not by BLOCK.",
         ),
-        (_Broken("residual"), "The residual is not added."),
+        (_broken("residual"), "The residual is not added."),
         (
-            _Broken("one pass"),
+            _broken("one pass"),
             "Mean of squares minus square of the mean: where the mean is large the digits cancel. Take "
             "the mean off first.",
         ),
-        (_Broken("eps"), "Is eps inside the root? √(variance + eps), not √variance + eps."),
-        (_Broken("variance"), "Divided by the variance: it must be its root."),
-        (_Broken("unbiased"), "Divide the variance by cols, not by cols − 1."),
-        (_Broken("weight"), "weight and bias are not applied."),
-        (_Broken("row"), "All programs work on row 0: the offsets need row · cols."),
+        (_broken("eps"), "Is eps inside the root? √(variance + eps), not √variance + eps."),
+        (_broken("variance"), "Divided by the variance: it must be its root."),
+        (_broken("unbiased"), "Divide the variance by cols, not by cols − 1."),
+        (_broken("weight"), "weight and bias are not applied."),
+        (_broken("row"), "All programs work on row 0: the offsets need row · cols."),
         (
-            _Broken("load"),
+            _broken("load"),
             "A load reaches past the end of its row. It needs mask=columns < cols, other=0.",
         ),
-        (_Broken("store"), "The store writes past the end of its row: it needs a mask too."),
+        (_broken("store"), "The store writes past the end of its row: it needs a mask too."),
         (
-            _Broken("fill"),
+            _broken("next row"),
+            "The store writes into the next row, and on a GPU either may come last. Its mask ends with "
+            "the row, columns < cols, not with the tensor.",
+        ),
+        (
+            _broken("fill"),
             "What fills the masked lanes goes into the sums: give other=0. (Without other= a GPU may "
             "leave anything there, though the interpreter fills in zeros.)",
         ),
-        (_Broken("no eps"), "eps is missing: √(variance + eps)."),
-        (_Broken("rms"), "The mean is not taken off."),
-        (_Broken("bias"), "The bias is not added."),
-        (_Broken("residual last"), "The residual comes first: the norm is that of x + residual."),
-        (_Broken("stride"), "Rows lie cols numbers apart, not BLOCK."),
+        (_broken("no eps"), "eps is missing: √(variance + eps)."),
+        (_broken("rms"), "The mean is not taken off."),
+        (_broken("bias"), "The bias is not added."),
+        (_broken("residual last"), "The residual comes first: the norm is that of x + residual."),
+        (_broken("stride"), "Rows lie cols numbers apart, not BLOCK."),
     ],
 )
