@@ -103,6 +103,21 @@ def test_scores_of_minus_infinity(dtype):  # B7: whole tiles of them before the 
     torch.testing.assert_close(lse, exact_lse.float())
     none, _ = attention(q, k[:, :, :500], v[:, :, :500], return_lse=True)
     assert none.isnan().all()
+    leaves = [x.requires_grad_() for x in (q, k, v)]  # rows past N = 700 are 0, and 0 · −∞ is NaN
+    _, dk, dv = torch.autograd.grad(attention(*leaves).sum(), leaves)
+    assert dk.isfinite().all() and dv.isfinite().all()
+
+
+def test_a_nan_stays_with_the_rows_and_keys_it_belongs_to():
+    q, k, v = (x.requires_grad_() for x in qkv(1, 2, 700, 64, n_kv=300))
+    o, lse = attention(q, k, v, causal=True, return_lse=True)  # the first 400 rows see no key
+    total = torch.where(lse > -math.inf, lse**2, 0.0).sum()  # and their slope is −∞ · 0
+    assert all(x.isfinite().all() for x in torch.autograd.grad(total, (q, k), retain_graph=True))
+    do = torch.ones_like(o)
+    do[:, :, 450] = math.nan
+    dq, dk, _ = torch.autograd.grad(o, (q, k, v), do)
+    assert dq[:, :, 450].isnan().all() and dk[:, :, 51:].isfinite().all()
+    assert dq[:, :, :450].isfinite().all() and dq[:, :, 451:].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
