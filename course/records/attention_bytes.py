@@ -9,7 +9,7 @@ FLOWS = ("naive", "flash", "cudnn")
 
 
 def record() -> dict:
-    """Memory and time over N until memory runs out, DRAM bytes a kernel by counter. 2 minutes."""
+    """Memory and time over N until memory runs out, DRAM bytes a kernel by counter. Half a minute."""
     points = [point(flow, n) for flow in FLOWS for n in LENGTHS]
     method = (
         f"FP16, forward, d = {D}, {HEADS} heads for memory and time; naive: baddbmm, softmax, bmm; "
