@@ -2,7 +2,7 @@
 
 import itertools
 
-from course import measure
+from course import cost, measure
 
 TOKENS, WIDTH = 16_384, 2_048  # B·N and H·d, the same for every point, so that work is comparable
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
@@ -100,8 +100,7 @@ def _point(flow, dtype, d, causal, n, budget=0.06):
         device="cuda",
         budget=budget,
     )
-    pairs = n * (n + 1) // 2 if causal else n * n
-    flops = 4 * b * h * pairs * d
+    flops = cost.attention(n, d, flow="flash", heads=h, batch=b, causal=causal).flops
     return {
         "flow": flow,
         "dtype": dtype,
@@ -218,7 +217,7 @@ def sweep(kernel, d, causal, grid=None, budget=0.02):
         "dkdv": lambda: launch.launch_dkdv(q, k, v, do, out, out2, m, inv_l, delta, **options),
         "dq": lambda: launch.launch_dq(q, k, v, do, out, m, inv_l, delta, **options),
     }
-    pairs = n * (n + 1) // 2 if causal else n * n
+    pairs = cost.visible_pairs(n, n, causal)
     flops = {"forward": 4, "dkdv": 8, "dq": 6}[kernel] * b * h * pairs * d
     points = []
     for tile in grid or _grid(kernel, d):

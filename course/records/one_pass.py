@@ -6,12 +6,12 @@ query heads, a GPU with a copy engine; and the last bits of dQ change from run t
 
 import itertools
 
-from course import measure
+from course import cost, measure
 from course.kernels import launch, tl, triton
 from course.kernels.tile import LOG2E, dot, load_rows, load_tile, round_to, store_tile
 from course.kernels.tiles import Tile
+from course.records.attention_speed import TOKENS, WIDTH
 
-TOKENS, WIDTH = 16_384, 2_048  # as in "attention_speed"
 LENGTHS = (4096, 16_384)
 TILES = {  # dK and dV stay in registers: larger tiles spill hundreds of bytes
     64: (Tile(64, 64, 4, 2, maxnreg=168), Tile(64, 64, 4, 2), Tile(64, 128, 8, 2)),
@@ -105,7 +105,8 @@ def _cell(d, causal, n):
     for tile in TILES[d]:
         runs["one pass", tile] = lambda t=tile: backward(*saved, m, inv_l, **options, tile=t)
     times = {way: measure.time(run, device="cuda", budget=0.05).median for way, run in runs.items()}
-    flops = 10 * b * h * d * (n * (n + 1) // 2 if causal else n * n)
+    count = {"flow": "flash", "heads": h, "batch": b, "causal": causal, "backward": True}
+    flops = cost.attention(n, d, **count).flops
     for name in ("two kernels", "one pass"):
         seconds, tile = min((s, tile) for (way, tile), s in times.items() if way == name)
         yield {
