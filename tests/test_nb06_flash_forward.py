@@ -22,6 +22,7 @@ from course.exercises import forward as ex
 from course.hardware import GPUS, KiB
 from course.kernels.report import SM, occupancy
 from course.kernels.tiles import choose
+from tests.notebook_code import definitions
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = ROOT / "notebooks" / "06_flash_forward.ipynb"
@@ -43,22 +44,10 @@ def said(words):
     return "".join("".join(text) for text in texts)
 
 
-def definitions():
-    """The source of what the notebook defines: its kernels and functions, exercises aside."""
-    kept = []
-    for source in SOURCES:
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.FunctionDef) and "..." not in ast.unparse(node):
-                lines = source.splitlines()
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                kept.append("\n".join(lines[first - 1 : node.end_lineno]))
-    return "\n\n\n".join(kept)
-
-
 def module(name, head, folder, more=""):
     """The definitions as a module of its own: Triton reads kernels from a file."""
     path = folder / f"{name}.py"
-    path.write_text(head + definitions() + "\n" + more, encoding="utf-8")
+    path.write_text(head + definitions(PATH) + "\n" + more, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, path)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[name] = loaded
@@ -193,7 +182,7 @@ def test_the_library_has_the_notebooks_lines():
     """visible_keys whole; of the loop in visit, every line that is softmax and not plumbing."""
     folder = ROOT / "course" / "kernels"
     mine, tile, forward = (
-        definitions(),
+        definitions(PATH),
         (folder / "tile.py").read_text(),
         (folder / "forward.py").read_text(),
     )
@@ -213,7 +202,7 @@ def test_every_line_of_the_tables_stands_in_the_code():
         r"^# ?\| `([^|]*)` \| `([^|]*)` \||^\| `([^|]*)` \| `([^|]*)` \|", PROSE, re.M
     )
     rows = [[cell for cell in row if cell] for row in rows]
-    code = definitions()
+    code = definitions(PATH)
     assert len(rows) >= 17
     lines = sum(
         len(ast.unparse(tree(code, f)).splitlines())
@@ -291,7 +280,9 @@ def test_the_loop_is_that_of_notebook_05():
     path = PATH.with_name("05_online_softmax.ipynb")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     before = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-    mine = [line.strip() for line in ast.unparse(tree(definitions(), "numpy_flash")).splitlines()]
+    mine = [
+        line.strip() for line in ast.unparse(tree(definitions(PATH), "numpy_flash")).splitlines()
+    ]
     theirs = {line.strip() for line in ast.unparse(ast.parse(before)).splitlines()}
     fetched = ("def", "o = ", "q_i = ", "m, l, o_i = ", "k_j, v_j = ", "o[i:", "return")
     softmax = [line for line in mine if not line.startswith(fetched)]
@@ -302,7 +293,7 @@ def test_d11_d12_every_kernel_compiles_for_gpus(tmp_path):
     """Without a GPU: the interpreter takes what a GPU refuses."""
     pytest.importorskip("triton")
     head = "import triton\nimport triton.language as tl\nimport numpy as np\nimport torch\n\n"
-    (tmp_path / "nb06_compiled.py").write_text(head + definitions() + "\n", encoding="utf-8")
+    (tmp_path / "nb06_compiled.py").write_text(head + definitions(PATH) + "\n", encoding="utf-8")
     code = """
 import nb06_compiled as nb
 from course.kernels.report import _compile

@@ -19,6 +19,7 @@ from course.hardware import GPUS
 from course.hbm import Hbm
 from course.kernels import naive
 from course.units import seconds
+from tests.notebook_code import DEFINED, definitions
 
 PATH = Path(__file__).resolve().parents[1] / "notebooks" / "07_flash_backward.ipynb"
 EVERY = json.loads(PATH.read_text())["cells"]
@@ -31,16 +32,9 @@ TRAINING = records.load("h200")["training"]
 @pytest.fixture(scope="module")
 def nb(tmp_path_factory):
     """What the notebook defines: imports, functions, classes. Triton reads a kernel's own file."""
-    wanted = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    pieces = [
-        "\n".join(source.splitlines()[first - 1 : node.end_lineno])
-        for source in map(lambda c: "".join(c["source"]), CELLS)
-        for node in ast.parse(source).body
-        if isinstance(node, wanted)
-        for first in [min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])]
-    ]
     path = tmp_path_factory.mktemp("nb07") / "notebook_07.py"
-    path.write_text("\n\n\n".join(pieces) + "\ndevice = 'cpu'\n")
+    code = definitions(PATH, (ast.Import, ast.ImportFrom, *DEFINED))
+    path.write_text(code + "\ndevice = 'cpu'\n")
     module = types.ModuleType("notebook_07")
     module.__file__ = str(path)
     exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
