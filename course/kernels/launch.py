@@ -71,7 +71,8 @@ def launch_dkdv(q, k, v, do, dk, dv, m, inv_l, delta, *, causal, scale, tile=Non
         return dkdv_kernel[grid(n_kv, tile.block_kv, b * heads_kv)](
             *operands(tile.block_q, q), *operands(tile.block_kv, k, v),
             *operands(tile.block_q, do), *operands(tile.block_kv, dk, dv),
-            *row_operands(tile, q, m, inv_l, delta), scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
+            *row_operands(tile, q, m, inv_l, delta),
+            scale, heads_kv, n, n_kv, h // heads_kv, causal, **meta(tile, d),
         )  # fmt: skip
 
 

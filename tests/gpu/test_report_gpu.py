@@ -20,7 +20,7 @@ ARCH = major * 10 + minor
 
 
 @pytest.mark.skipif(ARCH not in SM, reason="not in the table of architectures")
-@pytest.mark.parametrize("d, causal", itertools.product((64, 128), (False, True)))
+@pytest.mark.parametrize("d, causal", list(itertools.product((64, 128), (False, True))))
 def test_registers_spills_and_shared_memory(d, causal, monkeypatch, tmp_path):
     tile = Tile(64, 64, 4, 2)
     options = {"d": d, "causal": causal, "arch": ARCH, **tile._asdict()}
