@@ -14,24 +14,24 @@ from course.hardware import Gpu
 
 def ridge(gpu: Gpu, dtype: str = "fp16") -> float:
     """The intensity, in FLOP/byte, at which memory and arithmetic take equally long."""
-    return gpu.peak_for(dtype) / gpu.bandwidth
+    return _gpu(gpu).peak_for(dtype) / gpu.bandwidth
 
 
 def attainable(intensity: float, gpu: Gpu, dtype: str = "fp16") -> float:
     """The highest rate, in FLOP/s, that this intensity allows: min(peak, intensity × bandwidth)."""
     if not intensity >= 0:
         raise ValueError(f"Arithmetic intensity must be 0 or more, and is {intensity!r}.")
-    return min(gpu.peak_for(dtype), intensity * gpu.bandwidth)
+    return min(_gpu(gpu).peak_for(dtype), intensity * gpu.bandwidth)
 
 
 def memory_time(cost: Cost, gpu: Gpu) -> float:
     """Seconds to move the bytes at full bandwidth."""
-    return cost.bytes / gpu.bandwidth
+    return cost.bytes / _gpu(gpu).bandwidth
 
 
 def compute_time(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> float:
     """Seconds to do the arithmetic at the dense peak."""
-    return cost.flops / gpu.peak_for(dtype)
+    return cost.flops / _gpu(gpu).peak_for(dtype)
 
 
 def time(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> float:
@@ -46,12 +46,19 @@ def bound(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> str:
 
 def utilisation(rate: float, gpu: Gpu, dtype: str = "fp16") -> float:
     """A measured rate in FLOP/s as a fraction of the dense peak (MFU, for a whole model)."""
-    return _fraction(rate, gpu.peak_for(dtype), "FLOP/s", f"{gpu.name}'s dense {dtype} peak")
+    return _fraction(rate, _gpu(gpu).peak_for(dtype), "FLOP/s", f"{gpu.name}'s dense {dtype} peak")
 
 
 def bandwidth_utilisation(rate: float, gpu: Gpu) -> float:
     """A measured rate in bytes/s as a fraction of the memory bandwidth."""
-    return _fraction(rate, gpu.bandwidth, "bytes/s", f"{gpu.name}'s memory bandwidth")
+    return _fraction(rate, _gpu(gpu).bandwidth, "bytes/s", f"{gpu.name}'s memory bandwidth")
+
+
+def _gpu(gpu: Gpu) -> Gpu:
+    """The GPU itself; a ValueError for its name."""
+    if not isinstance(gpu, Gpu):
+        raise ValueError(f"A GPU is an entry of GPUS, such as GPUS['H100 SXM'], and not {gpu!r}.")
+    return gpu
 
 
 def _fraction(rate: float, peak: float, unit: str, name: str) -> float:

@@ -44,6 +44,22 @@ def test_at_the_ridge_both_take_equally_long():
     assert bound(c + Cost(read=1), ROUND) == "memory"
 
 
+def test_a_name_is_no_gpu():
+    with_gpu = [
+        ridge,
+        lambda gpu: attainable(1, gpu),
+        lambda gpu: memory_time(Cost(), gpu),
+        lambda gpu: compute_time(Cost(), gpu),
+        lambda gpu: time(Cost(), gpu),
+        lambda gpu: bound(Cost(), gpu),
+        lambda gpu: utilisation(1e9, gpu),
+        lambda gpu: bandwidth_utilisation(1e9, gpu),
+    ]
+    for call in with_gpu:
+        with pytest.raises(ValueError, match=r"an entry of GPUS, .* not 'H100 SXM'"):
+            call("H100 SXM")
+
+
 def test_nothing_takes_no_time():
     assert time(Cost(), ROUND) == 0
 
