@@ -453,6 +453,21 @@ PLACE = """
 def place(tiles):
     return tl.program_id(0) % tiles, tl.program_id(0) // tiles
 """
+MY_DOT = """
+@triton.jit
+def my_dot(a, b):
+    return tl.dot(a, b)
+"""
+MY_TILE = """
+@triton.jit
+def my_load(at, inside):
+    return tl.load(at, inside)
+
+
+@triton.jit
+def my_tile(at, inside):
+    return my_load(at, inside)
+"""
 OUT_STORE = "tl.store(out_ptr + row * cols + columns, out, mask=inside)"
 
 
@@ -472,6 +487,34 @@ OUT_STORE = "tl.store(out_ptr + row * cols + columns, out, mask=inside)"
 def test_what_only_a_gpu_would_show_is_refused(item, changes, says, tmp_path):
     status, said = verdict_of_changed(item, changes, tmp_path)
     assert status == "wrong" and says in said
+
+
+@needs_triton
+@pytest.mark.parametrize("item", [forward.flash, forward.debug], ids=["flash", "debug"])
+@pytest.mark.parametrize(
+    ("changes", "helper", "says"),
+    [
+        ({f"tl.dot(q, k.T, {IEEE})": "my_dot(q, k.T)"}, MY_DOT, "rounds FP32 to TF32"),
+        ({V_LOAD: "my_tile(v_ptr + there, exist)"}, MY_TILE, "without other="),
+    ],
+    ids=["dot", "load"],
+)
+def test_helpers_are_read_too(item, changes, helper, says, tmp_path):
+    status, said = verdict_of_changed(item, changes, tmp_path, helper)
+    assert status == "wrong" and says in said
+
+
+@needs_triton
+def test_a_mask_after_the_maximum_is_no_mend(tmp_path):
+    """Padded keys weigh nothing, but their score of 0 is the maximum: far below it ℓ = 0."""
+    seen = "start + key[None, :] < n_kv"
+    changes = {
+        f'        s = tl.where({seen}, s, float("-inf"))\n': "",
+        "p = tl.exp(s - m_new[:, None])": f"p = tl.where({seen}, tl.exp(s - m_new[:, None]), 0.0)",
+    }
+    for item in (forward.flash, forward.debug):
+        status, _ = verdict_of_changed(item, changes, tmp_path)
+        assert status == "wrong", item
 
 
 @needs_triton

@@ -397,6 +397,33 @@ def test_autograd_manners():  # A21, A22
     torch.testing.assert_close(dq, torch.autograd.grad(expected.sum(), q)[0])
 
 
+def test_no_second_derivative_through_the_gradient_of_lse():
+    q, k, v = (x.requires_grad_() for x in qkv(1, 1, 20, 8))
+    lse = attention(q, k, v, return_lse=True)[1]
+    slope = torch.ones_like(lse).requires_grad_()
+    (dq,) = torch.autograd.grad(lse, q, slope, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(dq.sum(), slope)
+
+
+@pytest.mark.parametrize("tma", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_a_hook_stores_in_another_layout(dtype, tma, monkeypatch):
+    """Hooks move what is kept, to the CPU for one; the padding of its rows may not survive."""
+    monkeypatch.setattr(launch, "has_tma", lambda x: tma)
+    q, k, v = (x.requires_grad_() for x in qkv(1, 2, 20, 5, n_kv=23, dtype=dtype))
+    expected = torch.autograd.grad(attention(q, k, v).sin().sum(), (q, k, v))
+    for move in (
+        lambda x: x.clone(memory_format=torch.contiguous_format),
+        lambda x: x.mT.contiguous().mT,
+        lambda x: torch.from_numpy(x.detach().numpy().copy()),
+    ):
+        with torch.autograd.graph.saved_tensors_hooks(move, lambda x: x):
+            o = attention(q, k, v)
+        got = torch.autograd.grad(o.sin().sum(), (q, k, v))
+        assert all(map(torch.equal, got, expected))
+
+
 def test_one_scale_whatever_type_it_comes_in():
     q, k, v = qkv(1, 1, 5, 8)
     expected = attention(q, k, v, scale=0.5)
@@ -494,6 +521,8 @@ REFUSED = [
     (lambda: attention(Q, Q, Q, causal=torch.ones(3, 3).bool()), "A mask of your own"),
     (lambda: attention(Q, Q, Q, causal="no"), "True or False"),
     (lambda: attention(Q, Q, Q, scale="0.5"), "scale is '0.5'. It must be one real number"),
+    (lambda: attention(Q, Q, Q, scale=np.complex64(1 + 2j)), "must be one real number"),
+    (lambda: attention(Q, Q, Q, scale=np.array("0.5")), "must be one real number"),
     (lambda: attention(Q, Q, Q, scale=torch.ones(2)), "one real number"),
     (lambda: attention(Q, Q, Q, scale=1j), "one real number"),
     (lambda: attention(Q, Q, Q, scale=10**400), "one real number"),

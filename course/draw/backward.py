@@ -33,9 +33,8 @@ def graph(ax) -> str:
         ax.text(x, y, name, ha="center", va="center", weight="bold", fontsize=16, zorder=3,
                 bbox=dict(facecolor=fill, edgecolor="none", pad=1.5))  # fmt: skip
     steps = (  # from, to, gradient that comes back, where its name stands
-        ("Q", "S", "dQ = dS K · scale", (1.9, 1.75)), ("K", "S", "dK = dSᵀ Q · scale", (1.7, -0.75)),
-        ("S", "P", "dS = P ∘ (dP − D)", (3.95, -0.05)), ("P", "O", "dP = dO Vᵀ", (6.95, 0.95)),
-        ("V", "O", "dV = Pᵀ dO", (7.0, -1.6)),
+        ("Q", "S", "dQ", (1.2, 0.75)), ("K", "S", "dK", (1.5, -0.25)), ("S", "P", "dS", (3.95, 0.15)),
+        ("P", "O", "dP", (6.35, -0.05)), ("V", "O", "dV", (6.9, -1.25)),
     )  # fmt: skip
     for a, b, name, spot in steps:
         start, end = np.array(boxes[a][:2]), np.array(boxes[b][:2])

@@ -207,14 +207,20 @@ def moves(
     return words
 
 
-def times(ax, costs: dict[str, Cost], gpu: Gpu, *, dtype: str = "fp16") -> str:
-    """For each operation its two times side by side; the longer one fills the row."""
+def times(
+    ax, costs: dict[str, Cost], gpu: Gpu, *, dtype: str = "fp16", one_scale: bool = False
+) -> str:
+    """For each operation its two times side by side; the longer one fills the row.
+
+    one_scale: the longest of all fills its row, so that operations can be compared.
+    """
     words, rows = f"Times on the {gpu.name} in {dtype}.", []
-    for y, (name, cost_) in enumerate(costs.items()):
-        pair = (model.memory_time(cost_, gpu), model.compute_time(cost_, gpu, dtype))
+    pairs = [(model.memory_time(c, gpu), model.compute_time(c, gpu, dtype)) for c in costs.values()]
+    for y, (name, pair) in enumerate(zip(costs, pairs, strict=True)):
+        longest = max(map(max, pairs)) if one_scale else max(pair)
         styles = ((MEMORY, "", "bytes ÷ bandwidth"), (SOFT, "//", "FLOPs ÷ peak"))
         for i, (time, (colour, hatch, label)) in enumerate(zip(pair, styles, strict=True)):
-            share, at = time / max(pair), 3 * y + i
+            share, at = time / longest, 3 * y + i
             ax.barh(at, share, 0.9, color=colour, hatch=hatch, edgecolor=PAPER,
                     label="" if y else label)  # fmt: skip
             ax.text(share + 0.01, at, seconds(time), fontsize=SMALL, va="center")

@@ -53,8 +53,14 @@ def differs(value, expected, exact=None, rtol: float = 0.0, tell: bool = True) -
         wanted = describe(expected) if tell else f"{len(want)} values"
         return f"It gives {describe(value)}; wanted: {wanted}."
     true = want if exact is None else leaves(exact)
-    found = (_leaf(g, w, t, rtol, tell) for g, w, t in zip(got, want, true, strict=True))
-    return next((text for text in found if text), None)
+    for i, parts in enumerate(zip(got, want, true, strict=True)):
+        text = _leaf(*parts, rtol, tell)
+        if text:
+            several = len(want) > 1 and not getattr(want[i], "shape", ())
+            return (
+                f"Number {i + 1} of {len(want)}: {text[0].lower()}{text[1:]}" if several else text
+            )
+    return None
 
 
 def _leaf(got, want, true, rtol, tell):
@@ -80,7 +86,8 @@ def _leaf(got, want, true, rtol, tell):
     if not off.any():
         return None
     right = f"; it should be {b[off][0]:.6g}" if tell else ""
-    return f"{off.sum()} of {a.size} numbers are off: {a[off][0]:.6g}{_at(off)}{right}."
+    count = f"{off.sum()} of {a.size} numbers are off" if a.ndim else "It is off"
+    return f"{count}: {a[off][0]:.6g}{_at(off)}{right}."
 
 
 def _array(x):

@@ -87,13 +87,13 @@ def _alone(kernel):
     return rewritten(kernel, tree)
 
 
-def rewritten(kernel, tree):
-    """A Triton kernel like this one, from the tree of its source after a change."""
+def rewritten(kernel, tree, **helpers):
+    """A Triton kernel like this one, from the tree of its source after a change; it calls `helpers`."""
     function = unwrap(kernel)
     tree.body[0].decorator_list = []
     text = ast.unparse(tree)
     file = f"<{function.__name__}, rewritten: {hash(text)}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # Triton reads it
-    names = {**function.__globals__, "tl": tl}
+    names = {**function.__globals__, "tl": tl, **helpers}
     exec(compile(text, file, "exec"), names)
     return triton.jit(names[function.__name__])

@@ -27,7 +27,30 @@ def source(attempt) -> str:
         return ""
 
 
-def still_open(attempt, seen: tuple = ()) -> str:
+def tree(function) -> ast.Module:
+    """The parsed source of a function; empty where there is none."""
+    try:
+        return ast.parse(source(function))
+    except SyntaxError:  # a lambda cut out of a longer expression
+        return ast.Module([], [])
+
+
+def with_helpers(attempt) -> list:
+    """The function and those of the same notebook that it calls, and these call, each once."""
+    found, todo = [], [unwrap(attempt)]
+    while todo:
+        function = todo.pop(0)
+        if not callable(function) or any(function is other for other in found):
+            continue
+        found.append(function)
+        names = [node.id for node in ast.walk(tree(function)) if isinstance(node, ast.Name)]
+        known = getattr(function, "__globals__", {})
+        helpers = [unwrap(known[name]) for name in dict.fromkeys(names) if name in known]
+        todo += [f for f in helpers if getattr(f, "__module__", 0) == function.__module__]
+    return found
+
+
+def still_open(attempt) -> str:
     """The line that is still `...`, in `attempt` or in a function of the same notebook it calls.
 
     An Ellipsis inside square brackets, as in `x[..., None]` or `tuple[int, ...]`, is no stub.
@@ -35,25 +58,17 @@ def still_open(attempt, seen: tuple = ()) -> str:
     if attempt is ...:
         return "..."
     if isinstance(attempt, tuple | list):
-        return next(filter(None, (still_open(part, seen) for part in attempt)), "")
-    function, text = unwrap(attempt), source(attempt)
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:  # a lambda cut out of a longer expression
-        return ""
+        return next(filter(None, map(still_open, attempt)), "")
+    return next(filter(None, map(_open_line, with_helpers(attempt))), "")
+
+
+def _open_line(function):
+    nodes = list(ast.walk(tree(function)))
     brackets = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
     index = {id(node) for inside in brackets for node in ast.walk(inside)}
     for node in nodes:
         if isinstance(node, ast.Constant) and node.value is ... and id(node) not in index:
-            return text.splitlines()[node.lineno - 1].strip()
-    names = dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name))
-    helpers = [getattr(function, "__globals__", {}).get(name) for name in names]
-    seen = (*seen, function)
-    for helper in map(unwrap, helpers):
-        mine = callable(helper) and getattr(helper, "__module__", 0) == function.__module__
-        if mine and not any(helper is other for other in seen):
-            if line := still_open(helper, seen):
-                return line
+            return source(function).splitlines()[node.lineno - 1].strip()
     return ""
 
 

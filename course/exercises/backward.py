@@ -4,7 +4,7 @@ import numpy as np
 
 from course import attention
 from course.exercises import Exercise, Question
-from course.hbm import Hbm
+from course.exercises._watched import Watched
 
 # --- questions on the way ---------------------------------------------------------------------
 
@@ -566,17 +566,19 @@ def _backwards(rng):
         yield size * q, k, v, do, lse, (o * do).sum(-1), block_q, block_kv
 
 
-def _run_dq(f, *args):
-    """dQ, and the bytes that were moved by name."""
-    hbm = Hbm()
-    dq = f(*args, hbm)
-    return dq, dict(sorted(hbm.read_by_name.items())), dict(hbm.written_by_name)
+def _run_dq(attempt, *args):
+    """dQ, the bytes that were moved by name, and the largest tile."""
+    *tensors, block_q, block_kv = args
+    hbm = Watched()
+    dq = attempt(*map(hbm.lend, tensors), block_q, block_kv, hbm)
+    counts = dict(sorted(hbm.read_by_name.items())), dict(hbm.written_by_name)
+    return dq, *counts, f"{hbm.largest} numbers in the largest tile"
 
 
 def _dq(
     q, k, v, do, lse, delta, block_q, block_kv, hbm,
     stop=lambda n, n_kv, b: n_kv, scale_s=None, scale_dq=None, minus=True, own=False, shared=False,
-    again=False, assign=False, itemsize=4, count_v=True, store="once",
+    again=False, assign=False, itemsize=4, count_v=True, whole=False, store="once",
 ):  # fmt: skip
     """`tiled_dq` with one thing broken."""
     dq, scale = np.zeros_like(q), q.shape[1] ** -0.5
@@ -585,6 +587,7 @@ def _dq(
         scale if scale_dq is None else scale_dq,
     )
     total = np.zeros_like(q[:block_q])
+    block_kv = len(k) if whole else block_kv
     for i in range(0, len(q), block_q):
         rows = slice(i, i + block_q)
         q_i, do_i = hbm.load("Q", q[rows]), hbm.load("dO", do[rows])
@@ -676,6 +679,10 @@ tiled_dq = Exercise(
         (
             lambda *a: _dq(*a, itemsize=2),
             "The bytes of lse and D are half of what they should be: both are FP32, itemsize=4.",
+        ),
+        (
+            lambda *a: _dq(*a, whole=True),
+            "All of K and V is loaded at once: for long rows it does not fit. Take tiles of block_kv rows.",
         ),
         (
             lambda *a: _dq(*a, count_v=False),

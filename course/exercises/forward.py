@@ -8,7 +8,7 @@ import numpy as np
 from course import kernels
 from course.exercises import Exercise, Question
 from course.exercises._room import GUARD, Given, empty, one_writer, results, tensor
-from course.exercises._source import source
+from course.exercises._source import tree, with_helpers
 from course.kernels import tl, triton
 
 # --- questions on the way ---------------------------------------------------------------------
@@ -90,7 +90,7 @@ base = Question(
     task="A kernel that works with exp2 ends a row with m = 8, in base 2, and ℓ = 4. What is the natural "
     "lse?",
     answer=10 * math.log(2),
-    factor=1.001,
+    factor=1.01,
     wrong={
         10: "That is lse in base 2: m + log₂ ℓ. A factor is missing.",
         8 + math.log(4): "m is in base 2 and must be turned too, not only the logarithm of ℓ.",
@@ -140,7 +140,7 @@ shared = Question(
     explanation="Q 32 KiB, K and V 16 KiB each, in two slots: 32 + 2 · 32 = 96 KiB.",
 )
 blocks = Question(
-    "How many blocks fit on an SM?",
+    "How many blocks do the registers allow?",
     difficulty=2,
     minutes=3,
     task="A block has 4 warps and 255 registers a thread. An SM has 65,536 registers. How many blocks fit, "
@@ -650,8 +650,8 @@ class NoPrecision(Exception):
 
 
 def _same_on_a_gpu(kernel):
-    """Raise where the kernel's own text leaves to chance what only the interpreter makes right."""
-    for node in ast.walk(ast.parse(source(kernel))):
+    """Raise where the kernel, or a helper, leaves to chance what only the interpreter makes right."""
+    for node in (node for function in with_helpers(kernel) for node in ast.walk(tree(function))):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if node.func.attr == "load":
@@ -816,6 +816,7 @@ def _bug_inputs(rng):
     yield _qkv(rng, 1, 16, 48, 16, rising=0.5)  # α
     yield _qkv(rng, 1, 16, 21, 16, rising=-0.1)  # keys past the end
     yield _qkv(rng, 2, 16, 32, 16, rising=-0.5)  # the heads of k and v
+    yield _qkv(rng, 1, 16, 21, 16, rising=-0.1, low=-1000.0)  # mended for p, not for the maximum
 
 
 _CLUES = {
@@ -836,7 +837,8 @@ def _bugs():
     sets = [[name for i, name in enumerate(order) if bits >> i & 1] for bits in range(1, 8)]
     for names in sorted(sets, key=len, reverse=True):
         after = ", then ".join(_NAMES[name] for name in names[1:])
-        said = f"{_COUNT[len(names)]}. The first shows with {_CLUES[names[0]]}"
+        which = "The first shows" if after else "It shows"
+        said = f"{_COUNT[len(names)]}. {which} with {_CLUES[names[0]]}"
         yield _wrong(*names), f"{said} After it: {after}." if after else said
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from course import kernels
 from course.exercises import Exercise, Question
 from course.exercises._room import GUARD, Given, empty, one_writer, results, rewritten, tensor
-from course.exercises._source import source
+from course.exercises._source import tree, with_helpers
 from course.hardware import MB
 from course.kernels import tl, triton
 
@@ -598,14 +598,21 @@ def _launch(kernel, *arrays):
 
 
 def _with_nan(kernel):
-    """The kernel with other=NaN in each masked load that gives no other; None if each does."""
-    tree = ast.parse(source(kernel))
-    bare = [call for call in ast.walk(tree) if isinstance(call, ast.Call) and _unfilled(call)]
-    if not bare:
+    """The kernel with other=NaN in each masked load that gives no other; None if each does.
+
+    Loads in helpers count too.
+    """
+    functions = with_helpers(kernel)[::-1]  # what is called comes before what calls it
+    trees = [tree(function) for function in functions]
+    calls = [n for t in trees for n in ast.walk(t) if isinstance(n, ast.Call) and _unfilled(n)]
+    if not calls:
         return None
-    for call in bare:
+    for call in calls:
         call.keywords.append(ast.keyword("other", ast.parse("float('nan')", mode="eval").body))
-    return rewritten(kernel, tree)
+    new = {}
+    for function, changed in zip(functions, trees, strict=True):
+        new[function.__name__] = rewritten(function, changed, **new)
+    return new[function.__name__]
 
 
 def _unfilled(call):

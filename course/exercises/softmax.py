@@ -6,8 +6,8 @@ import numpy as np
 
 from course import cost
 from course.exercises import Exercise, Question
+from course.exercises._watched import Watched
 from course.hardware import KiB
-from course.hbm import Hbm
 
 # --- questions on the way ---------------------------------------------------------------------
 
@@ -737,31 +737,8 @@ def tiled(q, k, v, block_q, block_kv, hbm):
     return o
 
 
-class _Watched(Hbm):
-    """A counted memory whose numbers are NaN until `load` brings them; it notes the largest tile."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest, self._lent = 0, []
-
-    def lend(self, x):
-        """What stands for `x` outside the chip: an array of its shape, with nothing to compute with."""
-        x = np.ascontiguousarray(x)
-        self._lent.append((np.full_like(x, np.nan), x))
-        return self._lent[-1][0]
-
-    def load(self, name, tile, **options):
-        self.largest = max(self.largest, tile.size)
-        super().load(name, tile, **options)
-        for outside, x in self._lent:
-            if np.may_share_memory(tile, outside):
-                start = tile.ctypes.data - outside.ctypes.data
-                return np.ndarray(tile.shape, x.dtype, x, start, tile.strides).copy()
-        return tile
-
-
 def _run_tiled(attempt, q, k, v, block_q, block_kv):
-    hbm = _Watched()
+    hbm = Watched()
     o = attempt(*map(hbm.lend, (q, k, v)), block_q, block_kv, hbm)
     counts = f"{hbm.read} bytes read", f"{hbm.written} bytes written"
     return o, *counts, f"{hbm.largest} numbers in the largest tile"

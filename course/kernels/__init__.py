@@ -60,19 +60,19 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     q (B, H, N, d); k, v (B, H_kv, N_kv, d), all on one device, in one of float16, bfloat16 and
     float32 (whose dots are IEEE, never TF32); d from 1 to 256, H a multiple of H_kv, any strides.
     Causal aligns bottom-right: query i sees key j when j ≤ i + N_kv − N. A query that sees no key
-    gets 0, lse −∞ and zero gradients. scale defaults to 1/√d; any number of
-    size below 2.3e38 will do.
+    gets 0, lse −∞ and zero gradients. scale defaults to 1/√d; any number of size below 2.3e38 will do.
 
     Returns o (B, H, N, d), and with return_lse also lse (B, H, N): float32, natural logarithm,
     differentiable too. Raises ValueError in one line for what it does not support, before any
     launch. First derivatives only; not for torch.func, and under torch.compile wrap the call in
     torch.compiler.disable.
 
-    Numbers that are out of range are not hidden. A score q·k·scale of −∞ has weight 0; a score of
-    +∞, or only scores of −∞, give a row of NaN. The sum Σ p·v is divided by ℓ at the end, so it
+    Numbers that are out of range are not hidden. A score q·k·scale of −∞ has weight 0; one above
+    2.3e38, or only scores of −∞, give a row of NaN. The sum Σ p·v is divided by ℓ at the end, so it
     overflows where |v|·N passes the range of FP32. In float16 dO·v overflows at 65,504 in the
-    backward pass, as in PyTorch. A NaN or infinity in v reaches every query whose tile covers it,
-    even where the causal mask hides it (0 · NaN is NaN).
+    backward pass, as in PyTorch. A NaN or infinity in v reaches o in every row whose tile covers it,
+    even where the causal mask hides it (0 · NaN is NaN); so do those in k, q and dO reach dQ, dK and
+    dV.
 
     variant: "readable", or "auto", the fastest that this device and input allow.
     """

@@ -53,7 +53,8 @@ class Attention(torch.autograd.Function):
         else:
             grads = [torch.zeros_like(x) for x in (q, k, v)]
         instead = "course.kernels.naive.attention"
-        grads = guard.differentiable_once(grads, (q, k, v, do), "attention", instead)
+        inputs = [x for x in (q, k, v, do, dlse) if x is not None]
+        grads = guard.differentiable_once(grads, inputs, "attention", instead)
         return *grads, None, None, None
 
 

@@ -26,7 +26,9 @@ def backward(
     q, k, v, o, o_rest, do, dlse, m, inv_l, *, causal, scale, dkdv_tile=None, dq_tile=None
 ):
     """(dq, dk, dv) given the gradients of o and (or None) of lse."""
-    q, k, v, do = (aligned(x) for x in (q, k, v, do))
+    q, k, v, o, do = (aligned(x) for x in (q, k, v, o, do))  # o too: hooks may have moved it
+    o_rest = o_rest if o_rest is None else aligned(o_rest)
+    m, inv_l = m.contiguous(), inv_l.contiguous()
     dq, dk, dv = (empty_aligned(x.shape, x) for x in (q, k, v))
     delta = row_statistics(q)
     launch_delta(o, o_rest, do, delta)
