@@ -338,17 +338,12 @@ def test_prose_says_what_the_record_says():
         for p in records.load("h200")["attention_speed"]["points"]
         if (p["flow"], p["dtype"]) == ("ours", "fp16")
     ]
-    of, short = (
-        {
-            d: sorted(p["backward"]["of_cudnn"] for p in ours if (p["d"], p["n"]) == (d, length))
-            for d in (64, 128)
-        }
-        for length in (n, 512)
-    )
+    of = {
+        d: sorted(p["backward"]["of_cudnn"] for p in ours if (p["d"], p["n"]) == (d, n))
+        for d in (64, 128)
+    }
     said = [f"{a:.0%}"[:-1] + f" to {b:.0%} at d = {d}" for d, (a, b) in of.items()]
     assert f"Not quite: {', '.join(said)}." in PROSE
-    reached = [share >= {64: 0.95, 128: 0.8}[d] for d in short for share in short[d]]
-    assert len(reached) == 4 and sum(reached) == 3 and "At N = 512 three of the four" in PROSE
 
 
 def test_what_the_counter_says_of_the_backward_pass():
