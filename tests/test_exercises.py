@@ -585,3 +585,12 @@ def test_another_right_kernel_passes(changes, helper, tmp_path):
 def test_rows_of_a_layer_norm_that_reach_into_the_next(changes, says, tmp_path):
     status, said = verdict_of_changed(fusion.layer_norm, changes, tmp_path)
     assert (status, says is None) in (("right", True), ("wrong", False)) and (says or "") in said
+
+
+@needs_triton
+def test_a_load_in_a_helper_of_a_layer_norm(tmp_path):
+    """Without other= it holds anything: harmless where no sum sees it, NaN in the mean."""
+    for name, wanted in (("bias", "right"), ("x", "wrong")):
+        at = {"bias": "bias_ptr + columns", "x": "x_ptr + row * cols + columns"}[name]
+        changes = {f"tl.load({at}, mask=inside, other=0)": f"my_tile({at}, inside)"}
+        assert verdict_of_changed(fusion.layer_norm, changes, tmp_path, MY_TILE)[0] == wanted

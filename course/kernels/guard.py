@@ -49,7 +49,8 @@ def number(name, x):
     if isinstance(x, torch.Tensor) and x.requires_grad:
         raise ValueError(f"{name} requires a gradient and would get none. Pass {name}.item().")
     try:
-        kind = getattr(getattr(x, "dtype", None), "kind", "f")  # float() takes part of NumPy's complex
+        # of NumPy's complex numbers float() would take the real part
+        kind = getattr(getattr(x, "dtype", None), "kind", "f")
         if isinstance(x, str | bytes | bytearray) or kind not in "biuf":
             raise TypeError
         return float(x)
