@@ -90,7 +90,8 @@ def test_the_tile_is_a_choice(block, attend, assert_attention):
 def test_the_comparison_of_the_notebook(nb, dtype, causal):
     for seed in range(20):
         torch.manual_seed(seed)
-        assert nb["compare"](dtype, causal) == [True, True], seed
+        for n, n_kv in ((70, 101), (101, 70)):
+            assert nb["compare"](dtype, causal, n, n_kv) == [True, True], (seed, n)
 
 
 def test_the_comparison_sees_a_silent_mask(nb, monkeypatch):
@@ -98,7 +99,7 @@ def test_the_comparison_sees_a_silent_mask(nb, monkeypatch):
     right = nb["triton_backward"]
     monkeypatch.setitem(nb, "triton_backward", lambda *tensors: right(*tensors[:-1], True))
     torch.manual_seed(0)
-    assert nb["compare"](torch.float32, False) == [False, True]
+    assert nb["compare"](torch.float32, False, 70, 101) == [False, True]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
