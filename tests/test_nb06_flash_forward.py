@@ -499,7 +499,8 @@ def test_what_the_notebook_says_can_be_found_with_the_sliders():
     assert best == (64, 128, 4, 1) and tiles.compute(128, False, *best)["blocks"] == 3
     top = full[best]["flops"]
     few, ruined = full[128, 64, 4, 2], [full[128, 128, 4, stages] for stages in (1, 2, 3)]
-    assert 0 < few["spilled_bytes"] < 128 and f"{few['flops'] / top:.0%}" == "92%"
+    assert 0 < few["spilled_bytes"] < 128
+    assert f"still reaches {few['flops'] / top:.0%} of the best" in PROSE
     assert round(ruined[1]["spilled_bytes"] / few["spilled_bytes"]) == 7
     assert round(top / ruined[1]["flops"]) == 3
     assert all(p["spilled_bytes"] > 500 and p["flops"] < 0.6 * top for p in ruined)
