@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import course.exercises
 from course import kernels
-from course.exercises import Exercise, Question, forward, fusion
+from course.exercises import Exercise, Question, backward, forward, fusion
 
 MODULES = [
     importlib.import_module(f"course.exercises.{m.name}")
@@ -420,6 +420,11 @@ def test_a_prediction_is_right_within_a_factor():
     )
     assert times.verdict(2)[0] == times.verdict(8)[0] == "right"
     assert times.verdict(8.1)[0] == times.verdict(1.9)[0] == times.verdict(-4)[0] == "wrong"
+
+
+def test_a_near_miss_among_several_numbers_is_named():
+    status, said = backward.by_hand.verdict((2.786, -0.0574, -0.1863, 0.1377, 0.107), 0)
+    assert status == "wrong" and "Number 5 of 5: it is 0.107" in said and "0.1057" not in said
 
 
 # --- kernels: what the interpreter makes right, and a GPU does not ------------------------------

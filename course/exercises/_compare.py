@@ -86,8 +86,9 @@ def _leaf(got, want, true, rtol, tell):
     if not off.any():
         return None
     right = f"; it should be {b[off][0]:.6g}" if tell else ""
-    count = f"{off.sum()} of {a.size} numbers are off" if a.ndim else "It is off"
-    return f"{count}: {a[off][0]:.6g}{_at(off)}{right}."
+    if not a.ndim:
+        return f"It is {a:.6g}{right or ', which is not right'}."
+    return f"{off.sum()} of {a.size} numbers are off: {a[off][0]:.6g}{_at(off)}{right}."
 
 
 def _array(x):
