@@ -422,6 +422,30 @@ def test_a_prediction_is_right_within_a_factor():
     assert times.verdict(8.1)[0] == times.verdict(1.9)[0] == times.verdict(-4)[0] == "wrong"
 
 
+def test_a_tile_reads_what_is_there():
+    """What lies between the rows and behind them is somebody else's, or does not exist."""
+
+    def addresses(memory, first, n, d, stride, block, block_d):
+        row, column = first + np.arange(block)[:, None], np.arange(block_d)
+        return row * stride + column, (row < n) & (column < d)
+
+    def read_and_choose(memory, *sizes):
+        address, inside = addresses(memory, *sizes)
+        return np.where(inside, memory[address], 0.0)
+
+    def read_and_multiply(memory, *sizes):
+        address, inside = addresses(memory, *sizes)
+        return memory[np.minimum(address, len(memory) - 1)] * inside
+
+    for attempt in (read_and_choose, read_and_multiply):
+        assert forward.tile.verdict(attempt, 0)[0] == "wrong"
+
+
+def test_several_numbers_may_come_as_an_array():
+    status, _ = backward.by_hand.verdict(np.array([2.786, -0.0574, -0.1863, 0.1377, 0.1057]), 0)
+    assert status == "right"
+
+
 def test_a_near_miss_among_several_numbers_is_named():
     status, said = backward.by_hand.verdict((2.786, -0.0574, -0.1863, 0.1377, 0.107), 0)
     assert status == "wrong" and "Number 5 of 5: it is 0.107" in said and "0.1057" not in said
@@ -473,6 +497,15 @@ def my_load(at, inside):
 def my_tile(at, inside):
     return my_load(at, inside)
 """
+EVERY_TILE = """
+@triton.jit
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, scale, n, n_kv, d,
+    block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+):
+    head = tl.program_id(0) // tl.cdiv(n, block_q)
+    for first in range(0, n, block_q):
+"""
 OUT_STORE = "tl.store(out_ptr + row * cols + columns, out, mask=inside)"
 
 
@@ -510,6 +543,82 @@ def test_helpers_are_read_too(item, changes, helper, says, tmp_path):
 
 
 @needs_triton
+def test_a_program_that_does_every_tile_is_refused(tmp_path):
+    text = inspect.getsource(forward.flash.answer.fn)
+    body = text[text.index("    row, key") :]
+    rest = body.replace("\n    ", "\n        ")
+    path = tmp_path / "greedy.py"
+    path.write_text(f"from course.kernels import tl, triton\n{EVERY_TILE}    {rest}", "utf-8")
+    names = {"__name__": "greedy"}
+    exec(compile(path.read_text("utf-8"), path, "exec"), names)
+    status, said = forward.flash.verdict(names["attention_kernel"], 7)
+    assert status == "wrong" and "more than its part, 16 rows" in " ".join(said.split())
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "above",
+    [
+        '@triton.autotune(configs=[triton.Config({}, num_warps=4)], key=["n"])',
+        '@triton.heuristics({"tall": lambda given: given["n"] > 16})',
+    ],
+)
+def test_an_autotuned_kernel_is_a_kernel(above, tmp_path):
+    head = "def attention_kernel(\n"
+    changes = {"@triton.jit": f"{above}\n@triton.jit"}
+    if "tall" in above:
+        changes["block_d: tl.constexpr,\n"] = "block_d: tl.constexpr, tall: tl.constexpr,\n"
+    assert head in inspect.getsource(forward.flash.answer.fn)
+    status, said = verdict_of_changed(forward.flash, changes, tmp_path)
+    assert status == "right", said
+
+
+@needs_triton
+def test_a_local_name_like_that_of_a_stub_is_no_stub(tmp_path):
+    changes = {
+        "s = tl.where(start + key[None, :] < n_kv, s,": "visible = start + key[None, :] < n_kv\n"
+        "        s = tl.where(visible, s,"
+    }
+    stub = "def visible():\n    return ...\n"
+    assert verdict_of_changed(forward.flash, changes, tmp_path, stub)[0] == "right"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_right_gradients_in_another_order_of_sums_pass(seed):
+    def by_einsum(p, dp):
+        return p * (dp - np.einsum("...i,...i->...", p, dp)[..., None])
+
+    def centred(p, dp):
+        dp = dp - dp.mean(-1, keepdims=True)
+        return p * dp - p * (p * dp).sum(-1, keepdims=True)
+
+    def backwards(q, k, v, do, lse, delta, block_q, block_kv, hbm):
+        dq = np.empty_like(q)
+        for i in range(0, len(q), block_q):
+            rows = slice(i, i + block_q)
+            q_i = hbm.load("Q", q[rows]) * q.shape[1] ** -0.5
+            do_i, dq_i = hbm.load("dO", do[rows]), 0.0
+            lse_i, delta_i = (
+                hbm.load(name, x[rows], itemsize=4)[:, None]
+                for name, x in (("lse", lse), ("D", delta))
+            )
+            for j in reversed(range(0, len(k), block_kv)):
+                k_j, v_j = (hbm.load(n, x[j : j + block_kv]) for n, x in (("K", k), ("V", v)))
+                p = np.exp(np.einsum("id,jd->ij", q_i, k_j) - lse_i)
+                dq_i = dq_i + np.einsum("ij,jd->id", p * (do_i @ v_j.T - delta_i), k_j)
+            hbm.store("dQ", dq[rows], dq_i * q.shape[1] ** -0.5)
+        return dq
+
+    for item, attempt in (
+        (backward.softmax_backward, by_einsum),
+        (backward.softmax_backward, centred),
+        (backward.tiled_dq, backwards),
+    ):
+        status, said = item.verdict(attempt, seed)
+        assert status == "right", said
+
+
+@needs_triton
 def test_a_mask_after_the_maximum_is_no_mend(tmp_path):
     """Padded keys weigh nothing, but their score of 0 is the maximum: far below it ℓ = 0."""
     seen = "start + key[None, :] < n_kv"
@@ -531,6 +640,8 @@ def test_a_mask_after_the_maximum_is_no_mend(tmp_path):
         (O_STORE | LSE_STORE, "written over the next head"),
         ({'float("-inf"), tl.float32': "-500.0, tl.float32"}, "at another finite number"),
         ({'float("-inf"), tl.float32': "-1e5, tl.float32"}, "at another finite number"),
+        ({'float("-inf"), tl.float32': "-1e9, tl.float32"}, "at another finite number"),
+        ({"range(0, n_kv, block_kv)": "range(0, n_kv - 1, block_kv)"}, "last tile"),
         ({'s, float("-inf"))': "s, -1e5)"}, ""),
     ],
 )

@@ -68,7 +68,7 @@ from typing import Any
 import numpy as np
 
 from ._compare import describe, differs, half_the_digits, leaves
-from ._source import failed_line, source, still_open
+from ._source import failed_line, source, still_open, unwrap
 
 
 @dataclass(repr=False)
@@ -126,7 +126,7 @@ class Exercise(_Item):
         """("open" | "right" | "wrong", what to tell the reader), for inputs drawn from `seed`."""
         if line := still_open(attempt):
             return self._say("open", f"Still open: {line}" if line != "..." else "")
-        if callable(self.answer) and not callable(attempt):
+        if callable(self.answer) and not callable(unwrap(attempt)):
             return self._say("wrong", "Hand over the function itself, not its result.")
         cases = list(self.cases(np.random.default_rng(seed))) if self.cases else [()]
         runs = [self._run(attempt, args) for args in cases]
@@ -136,7 +136,8 @@ class Exercise(_Item):
         if not any(facts):
             return self._say("right")
         first = next(i for i, fact in enumerate(facts) if fact)
-        say = [self._diagnosis(runs, cases, first), facts[first]]
+        lost = "not finite" in facts[first]  # NaN looks alike, wherever it comes from
+        say = [self._diagnosis(runs, cases, [] if lost else [first]), facts[first]]
         if self.cases:
             say += [f"Input: {describe(cases[first])}. Again: .check(..., seed={seed})"]
         return self._say("wrong", *say)
@@ -177,16 +178,16 @@ class Exercise(_Item):
         rtol = self.rtol or half_the_digits(args, right.value)
         return differs(run.value, right.value, exact, rtol, tell=bool(self.cases))
 
-    def _diagnosis(self, runs, cases, first):
-        """That of the wrong answer which does the same in every case, or at least in this one."""
+    def _diagnosis(self, runs, cases, some):
+        """That of the wrong answer which does the same in every case, or at least in these."""
 
         @functools.cache  # both rounds begin alike, and a kernel in the interpreter takes its time
         def alike(number, i):
             return self._alike(runs[i], self._run(self.wrong[number][0], cases[i]), cases[i])
 
-        for where in (range(len(cases)), [first]):
+        for where in (range(len(cases)), some):
             for number, (_, diagnosis) in enumerate(self.wrong):
-                if all(alike(number, i) for i in where):
+                if where and all(alike(number, i) for i in where):
                     return diagnosis
         return ""
 

@@ -49,6 +49,8 @@ def differs(value, expected, exact=None, rtol: float = 0.0, tell: bool = True) -
     With `tell=False` the sentence does not give the right answer away.
     """
     got, want = leaves(value), leaves(expected)
+    if len(want) > 1 and getattr(value, "shape", ()) == (len(want),):
+        got = list(value)  # an array for several numbers
     if len(got) != len(want):
         wanted = describe(expected) if tell else f"{len(want)} values"
         return f"It gives {describe(value)}; wanted: {wanted}."
@@ -56,7 +58,9 @@ def differs(value, expected, exact=None, rtol: float = 0.0, tell: bool = True) -
     for i, parts in enumerate(zip(got, want, true, strict=True)):
         text = _leaf(*parts, rtol, tell)
         if text:
-            several = len(want) > 1 and not getattr(want[i], "shape", ())
+            several = len(want) > 1 and not (
+                isinstance(want[i], str) or getattr(want[i], "shape", ())
+            )
             return (
                 f"Number {i + 1} of {len(want)}: {text[0].lower()}{text[1:]}" if several else text
             )

@@ -8,13 +8,15 @@ import traceback
 
 def unwrap(attempt):
     """The Python function inside a Triton kernel, an autotuner, a partial or a decorator."""
-    while callable(attempt) and callable(inner := _inner(attempt)):
+    while inner := inside(attempt):
         attempt = inner
     return inspect.unwrap(attempt) if callable(attempt) else attempt
 
 
-def _inner(attempt):
-    return getattr(attempt, "fn", None) or getattr(attempt, "func", None)
+def inside(attempt):
+    """What one layer of decoration holds; None where there is none."""
+    inner = getattr(attempt, "fn", None) or getattr(attempt, "func", None)
+    return inner if callable(inner) or hasattr(inner, "fn") else None
 
 
 def source(attempt) -> str:
@@ -44,7 +46,9 @@ def with_helpers(attempt) -> list:
             continue
         found.append(function)
         names = [node.id for node in ast.walk(tree(function)) if isinstance(node, ast.Name)]
-        known = getattr(function, "__globals__", {})
+        known = dict(getattr(function, "__globals__", {}))
+        for local in getattr(getattr(function, "__code__", None), "co_varnames", ()):
+            known.pop(local, None)
         helpers = [unwrap(known[name]) for name in dict.fromkeys(names) if name in known]
         todo += [f for f in helpers if getattr(f, "__module__", 0) == function.__module__]
     return found

@@ -6,11 +6,14 @@ from course.hbm import Hbm
 
 
 class Watched(Hbm):
-    """A counted memory whose numbers are NaN until `load` brings them; it notes the largest tile."""
+    """A counted memory whose numbers are NaN until `load` brings them; it notes the largest tile.
+
+    A tile is NaN again once two more of the same name were loaded: whoever tiles has let go of it.
+    """
 
     def __init__(self):
         super().__init__()
-        self.largest, self._lent = 0, []
+        self.largest, self._lent, self._held = 0, [], {}
 
     def lend(self, x):
         """What stands for `x` outside the chip: an array of its shape, with nothing to compute with."""
@@ -24,5 +27,10 @@ class Watched(Hbm):
         for outside, x in self._lent:
             if np.may_share_memory(tile, outside):
                 start = tile.ctypes.data - outside.ctypes.data
-                return np.ndarray(tile.shape, x.dtype, x, start, tile.strides).copy()
+                tile = np.ndarray(tile.shape, x.dtype, x, start, tile.strides).copy()
+                held = self._held.setdefault(name, [])
+                held.append(tile)
+                if len(held) > 2:
+                    held.pop(0).fill(np.nan)
+                break
         return tile

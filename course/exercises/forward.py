@@ -90,7 +90,7 @@ base = Question(
     task="A kernel that works with exp2 ends a row with m = 8, in base 2, and ℓ = 4. What is the natural "
     "lse?",
     answer=10 * math.log(2),
-    factor=1.01,
+    factor=1.005,
     wrong={
         10: "That is lse in base 2: m + log₂ ℓ. A factor is missing.",
         8 + math.log(4): "m is in base 2 and must be turned too, not only the logarithm of ℓ.",
@@ -236,8 +236,14 @@ def _matrices(rng):
         (21, 10, 37, 16, 8, 16),
         (9, 5, 8, 8, 4, 8),
     ):
-        room = (first + block) * stride + block_d  # what lies behind the matrix is not ours
-        yield rng.standard_normal(room) + 3, first, n, d, stride, block, block_d
+        # What lies behind the matrix is not ours, nor what lies between its rows. The wide one ends
+        # with its last number.
+        end = (n - 1) * stride + d
+        behind = 0 if stride > 32 else (block + 1) * stride + block_d
+        memory = np.full(end + behind, np.nan)
+        places = np.arange(n)[:, None] * stride + np.arange(d)
+        memory[places] = rng.standard_normal((n, d)) + 3
+        yield memory, first, n, d, stride, block, block_d
 
 
 def _tile(rows="<", mask="both", step="stride", start=True, fill=0.0):
@@ -423,6 +429,7 @@ def _blocks(rng):
         (24, 4, 4),
         (255, 8, 160),
         (80, 4, 56.5),  # without the system's KiB one block more
+        (41, 4, 4),  # to the nearest eight it would be 40
     ):
         yield registers, warps, int(kib * 1024)
 
@@ -452,6 +459,12 @@ sm = Exercise(
         (
             lambda r, w, s: min(65_536 // (r * 32 * w), 233_472 // (s + 1024), 64 // w, 32),
             "Registers are handed out in eights: round up first.",
+        ),
+        (
+            lambda r, w, s: min(
+                65_536 // ((r + 4) // 8 * 256 * w), 233_472 // (s + 1024), 64 // w, 32
+            ),
+            "A thread that needs 41 gets 48: round up, not to the nearest.",
         ),
         (
             lambda r, w, s: min(
@@ -629,11 +642,11 @@ def _inputs(rng):
     """Friendly first; then what breaks a kernel that is nearly right."""
     yield _qkv(rng, 1, 16, 32, 16, rising=-0.5)
     yield _qkv(rng, 1, 16, 48, 16, rising=0.5)  # the maximum moves in every block
-    yield _qkv(rng, 1, 21, 37, 10)  # ragged in every direction
+    yield _qkv(rng, 1, 21, 33, 10)  # ragged in every direction, and one key in the last tile
     q, k, v = _qkv(rng, 1, 17, 20, 16)
     yield -np.abs(q), np.abs(k), v  # all real scores below the 0 of a padded key
     yield _qkv(rng, 1, 16, 40, 16, size=9.0, rising=-9.0)  # far apart, steeply down
-    q, k, v = _qkv(rng, 1, 16, 20, 16, low=-4e6)
+    q, k, v = _qkv(rng, 1, 16, 20, 16, low=-4e30)
     yield q * (np.arange(16) == 0), k, v  # far below 0, and all alike: FP32 has no digits to tell
     yield _qkv(rng, 2, 18, 40, 16)
 
@@ -692,7 +705,7 @@ def _launch(kernel, q, k, v):
         )  # fmt: skip
         return results(ROOM, (o, q.shape), (lse, (heads, n)))
 
-    return one_writer(kernel, run, programs) if heads > 1 else run(kernel)
+    return one_writer(kernel, run, programs, 16) if heads > 1 else run(kernel)
 
 
 def _no_fill():

@@ -754,6 +754,7 @@ def _attentions(rng):
         (1, 11, 4, 3, 1.0, 0.0),
         (6, 10, 4, 3, 1.0, -2.0),  # negative scores: a padded key would win
         (7, 12, 4, 5, 60.0, 0.0),  # exp overflows
+        (6, 11, 4, 3, 1.0, -1e5),  # far below any start of m but −∞
     ):
         q = (
             size * np.abs(rng.standard_normal((n, d)))
@@ -768,7 +769,7 @@ def _attentions(rng):
 
 def _tiled(q, k, v, block_q, block_kv, hbm, *, n_kv=None, scale=None, pad=False, alpha=True,
            maximum=True, one_peak=False, shared=False, again=False, whole=False, per_row=False,
-           divide=True, store=True, store_each=False):  # fmt: skip
+           divide=True, store=True, store_each=False, start=-np.inf):  # fmt: skip
     """`tiled` with one thing broken."""
     n_kv = len(k) if n_kv is None else n_kv(len(q), len(k), block_kv)
     scale = q.shape[1] ** -0.5 if scale is None else scale(q.shape[1])
@@ -783,7 +784,7 @@ def _tiled(q, k, v, block_q, block_kv, hbm, *, n_kv=None, scale=None, pad=False,
         if shared:
             m, l, acc = m[:rows], l[:rows], acc[:rows]
         else:
-            m, l, acc = np.full(rows, -np.inf), np.zeros(rows), np.zeros_like(q_i)
+            m, l, acc = np.full(rows, start), np.zeros(rows), np.zeros_like(q_i)
         for j in range(0, n_kv, block_kv):
             k_j, v_j = k[j : j + block_kv], v[j : j + block_kv]
             if not whole:
@@ -807,7 +808,21 @@ def _tiled(q, k, v, block_q, block_kv, hbm, *, n_kv=None, scale=None, pad=False,
     return o
 
 
-def _not_loaded(q, k, v, block_q, block_kv, hbm):
+def _gathered(q, k, v, block_q, block_kv, hbm):
+    """All tiles of K and V are kept, for an ordinary softmax."""
+    o = np.empty_like(q)
+    for i in range(0, len(q), block_q):
+        q_i = hbm.load("Q", q[i : i + block_q])
+        tiles = [
+            (hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv]))
+            for j in range(0, len(k), block_kv)
+        ]
+        keys, values = (np.concatenate(x) for x in zip(*tiles, strict=True))
+        hbm.store("O", o[i : i + block_q], _not_loaded(q_i, keys, values))
+    return o
+
+
+def _not_loaded(q, k, v, *_):
     s = q @ k.T / np.sqrt(q.shape[1])
     p = np.exp(s - s.max(axis=1, keepdims=True))
     return p @ v / p.sum(axis=1, keepdims=True)
@@ -860,6 +875,15 @@ tiled = Exercise(
         (
             lambda *a: _tiled(*a, maximum=False),
             "The maximum is not taken off: exp of a large score overflows.",
+        ),
+        (
+            lambda *a: _tiled(*a, start=0.0),
+            "m starts at a finite number, and all scores may lie far below it. Start at −∞.",
+        ),
+        (
+            _gathered,
+            "All tiles of K and V are kept until the last has come: for long rows they do not fit. A tile "
+            "is gone once two more of its kind were loaded.",
         ),
         (
             lambda *a: _tiled(*a, shared=True),
