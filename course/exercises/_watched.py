@@ -5,6 +5,15 @@ import numpy as np
 from course.hbm import Hbm
 
 
+def gather(hbm, k, v, block_kv):
+    """(K, V) whole, put together from their tiles: what an attempt that does not tile may do."""
+    tiles = [
+        (hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv]))
+        for j in range(0, len(k), block_kv)
+    ]
+    return [np.concatenate(parts) for parts in zip(*tiles, strict=True)]
+
+
 class Watched(Hbm):
     """A counted memory whose numbers are NaN until `load` brings them; it notes the largest tile.
 

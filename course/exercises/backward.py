@@ -4,7 +4,7 @@ import numpy as np
 
 from course import attention
 from course.exercises import Exercise, Question
-from course.exercises._watched import Watched
+from course.exercises._watched import Watched, gather
 
 # --- questions on the way ---------------------------------------------------------------------
 
@@ -626,12 +626,7 @@ def _gathered(q, k, v, do, lse, delta, block_q, block_kv, hbm):
         rows = slice(i, i + block_q)
         q_i, do_i = hbm.load("Q", q[rows]), hbm.load("dO", do[rows])
         sums = (hbm.load(name, x[rows], itemsize=4) for name, x in (("lse", lse), ("D", delta)))
-        tiles = [
-            (hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv]))
-            for j in range(0, len(k), block_kv)
-        ]
-        keys, values = (np.concatenate(x) for x in zip(*tiles, strict=True))
-        hbm.store("dQ", dq[rows], _whole(q_i, keys, values, do_i, *sums))
+        hbm.store("dQ", dq[rows], _whole(q_i, *gather(hbm, k, v, block_kv), do_i, *sums))
     return dq
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from course import cost
 from course.exercises import Exercise, Question
-from course.exercises._watched import Watched
+from course.exercises._watched import Watched, gather
 from course.hardware import KiB
 
 # --- questions on the way ---------------------------------------------------------------------
@@ -813,12 +813,7 @@ def _gathered(q, k, v, block_q, block_kv, hbm):
     o = np.empty_like(q)
     for i in range(0, len(q), block_q):
         q_i = hbm.load("Q", q[i : i + block_q])
-        tiles = [
-            (hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv]))
-            for j in range(0, len(k), block_kv)
-        ]
-        keys, values = (np.concatenate(x) for x in zip(*tiles, strict=True))
-        hbm.store("O", o[i : i + block_q], _not_loaded(q_i, keys, values))
+        hbm.store("O", o[i : i + block_q], _not_loaded(q_i, *gather(hbm, k, v, block_kv)))
     return o
 
 
