@@ -56,14 +56,10 @@ def differs(value, expected, exact=None, rtol: float = 0.0, tell: bool = True) -
         return f"It gives {describe(value)}; wanted: {wanted}."
     true = want if exact is None else leaves(exact)
     for i, parts in enumerate(zip(got, want, true, strict=True)):
-        text = _leaf(*parts, rtol, tell)
-        if text:
-            several = len(want) > 1 and not (
-                isinstance(want[i], str) or getattr(want[i], "shape", ())
-            )
-            return (
-                f"Number {i + 1} of {len(want)}: {text[0].lower()}{text[1:]}" if several else text
-            )
+        if text := _leaf(*parts, rtol, tell):
+            alone = len(want) == 1 or isinstance(want[i], str) or getattr(want[i], "shape", ())
+            place = "" if alone else f"Number {i + 1} of {len(want)}: "
+            return place + (text if alone else text[0].lower() + text[1:])
     return None
 
 
