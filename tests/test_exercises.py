@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import textwrap
 from fractions import Fraction
 from pathlib import Path
 
@@ -460,9 +461,13 @@ def verdict_of_changed(item, changes, tmp_path, helper=""):
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
+    return verdict_of_text(item, f"{helper}\n{text}", tmp_path)
+
+
+def verdict_of_text(item, text, tmp_path):
+    """What the exercise says to a kernel given by its source."""
     path = tmp_path / "changed.py"  # Triton reads the file
-    head = "from course.kernels import tl, triton\n"
-    path.write_text(f"{head}{helper}\n{text}", encoding="utf-8")
+    path.write_text(f"from course.kernels import tl, triton\n{text}", encoding="utf-8")
     names = {"__name__": "changed"}
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)
     status, said = item.verdict(names[item.answer.fn.__name__], 7)
@@ -546,13 +551,18 @@ def test_helpers_are_read_too(item, changes, helper, says, tmp_path):
 def test_a_program_that_does_every_tile_is_refused(tmp_path):
     text = inspect.getsource(forward.flash.answer.fn)
     body = text[text.index("    row, key") :]
-    rest = body.replace("\n    ", "\n        ")
-    path = tmp_path / "greedy.py"
-    path.write_text(f"from course.kernels import tl, triton\n{EVERY_TILE}    {rest}", "utf-8")
-    names = {"__name__": "greedy"}
-    exec(compile(path.read_text("utf-8"), path, "exec"), names)
-    status, said = forward.flash.verdict(names["attention_kernel"], 7)
-    assert status == "wrong" and "more than its part, 16 rows" in " ".join(said.split())
+    text = EVERY_TILE + textwrap.indent(body, "    ")
+    status, said = verdict_of_text(forward.flash, text, tmp_path)
+    assert status == "wrong" and "more than its part, 16 rows" in said
+
+
+@needs_triton
+def test_nan_gets_no_diagnosis_by_chance(tmp_path):
+    """−∞ · 0 is NaN, as are the results of quite other mistakes."""
+    load = "tl.load(k_ptr + there, mask=exist, other=0)"
+    changes = {load: load.replace("other=0", 'other=float("-inf")')}
+    status, said = verdict_of_changed(forward.flash, changes, tmp_path)
+    assert status == "wrong" and "not finite" in said and "upside down" not in said
 
 
 @needs_triton
@@ -564,11 +574,9 @@ def test_a_program_that_does_every_tile_is_refused(tmp_path):
     ],
 )
 def test_an_autotuned_kernel_is_a_kernel(above, tmp_path):
-    head = "def attention_kernel(\n"
     changes = {"@triton.jit": f"{above}\n@triton.jit"}
     if "tall" in above:
         changes["block_d: tl.constexpr,\n"] = "block_d: tl.constexpr, tall: tl.constexpr,\n"
-    assert head in inspect.getsource(forward.flash.answer.fn)
     status, said = verdict_of_changed(forward.flash, changes, tmp_path)
     assert status == "right", said
 

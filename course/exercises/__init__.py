@@ -136,8 +136,10 @@ class Exercise(_Item):
         if not any(facts):
             return self._say("right")
         first = next(i for i, fact in enumerate(facts) if fact)
-        lost = "not finite" in facts[first]  # NaN looks alike, wherever it comes from
-        say = [self._diagnosis(runs, cases, [] if lost else [first]), facts[first]]
+        rounds = [range(len(cases)), [first]]
+        if "not finite" in facts[first]:  # NaN looks alike, wherever it comes from
+            rounds = rounds[:1]
+        say = [self._diagnosis(runs, cases, rounds), facts[first]]
         if self.cases:
             say += [f"Input: {describe(cases[first])}. Again: .check(..., seed={seed})"]
         return self._say("wrong", *say)
@@ -178,16 +180,16 @@ class Exercise(_Item):
         rtol = self.rtol or half_the_digits(args, right.value)
         return differs(run.value, right.value, exact, rtol, tell=bool(self.cases))
 
-    def _diagnosis(self, runs, cases, some):
-        """That of the wrong answer which does the same in every case, or at least in these."""
+    def _diagnosis(self, runs, cases, rounds):
+        """That of the wrong answer which does the same in all cases of the first round, or a later."""
 
         @functools.cache  # both rounds begin alike, and a kernel in the interpreter takes its time
         def alike(number, i):
             return self._alike(runs[i], self._run(self.wrong[number][0], cases[i]), cases[i])
 
-        for where in (range(len(cases)), some):
+        for where in rounds:
             for number, (_, diagnosis) in enumerate(self.wrong):
-                if where and all(alike(number, i) for i in where):
+                if all(alike(number, i) for i in where):
                     return diagnosis
         return ""
 
