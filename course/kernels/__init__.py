@@ -60,7 +60,8 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     q (B, H, N, d); k, v (B, H_kv, N_kv, d), all on one device, in one of float16, bfloat16 and
     float32 (whose dots are IEEE, never TF32); d from 1 to 256, H a multiple of H_kv, any strides.
     Causal aligns bottom-right: query i sees key j when j ≤ i + N_kv − N. A query that sees no key
-    gets 0, lse −∞ and zero gradients. scale defaults to 1/√d; any number of size below 2.3e38 will do.
+    gets 0, lse −∞ and zero gradients. scale defaults to 1/√d; any number will do whose size is
+    below 2.3e38.
 
     Returns o (B, H, N, d), and with return_lse also lse (B, H, N): float32, natural logarithm,
     differentiable too. Raises ValueError in one line for what it does not support, before any
@@ -71,8 +72,8 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     2.3e38, or only scores of −∞, give a row of NaN. The sum Σ p·v is divided by ℓ at the end, so it
     overflows where |v|·N passes the range of FP32. In float16 dO·v overflows at 65,504 in the
     backward pass, as in PyTorch. A NaN or infinity in v reaches o in every row whose tile covers it,
-    even where the causal mask hides it (0 · NaN is NaN); so do those in k, q and dO reach dQ, dK and
-    dV.
+    even where the causal mask hides it (0 · NaN is NaN). In the same way those in k, q and dO reach
+    dQ, dK and dV.
 
     variant: "readable", or "auto", the fastest that this device and input allow.
     """
