@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from course import attention, cost, kernels, records, roofline, train
 from course.draw import backward as pictures
+from course.draw import roofline as roof_pictures
 from course.draw.static import STATIC
 from course.exercises import backward as ex
 from course.hardware import GPUS
@@ -206,6 +207,15 @@ def test_products_of_the_figure_are_those_of_the_count():
         assert backward / forward == len(names) / 2
 
 
+def test_both_ways_are_drawn_on_one_scale():
+    costs = [cost.attention(4096, 128, flow=flow, backward=True) for flow in ("naive", "flash")]
+    gpu, ax = GPUS["H100 SXM"], Figure().subplots()
+    roof_pictures.times(ax, dict(zip("ab", costs, strict=True)), gpu, one_scale=True)
+    times = [f(c, gpu) for c in costs for f in (roofline.memory_time, roofline.compute_time)]
+    drawn = [bar.get_width() for bar in ax.patches]
+    assert np.allclose(drawn, np.array(times) / max(times))
+
+
 def test_seven_passes():
     """With P stored: P, dP, dS between five kernels, 7 N² numbers beside the operands."""
     n, d = 512, 16
@@ -372,6 +382,20 @@ def test_what_the_counter_says_of_the_backward_pass():
     naive_bytes = moved("naive", "read") + moved("naive", "written")
     assert abs(naive_bytes / square - 12) < 0.5 and f"moves {naive_bytes / 1e9:.0f} GB" in PROSE
     assert f"passes of {square / 1e9:.2f} GB" in PROSE
+
+
+def test_two_kernels_are_as_fast_without_autograd():
+    without, n = records.load("h200")["one_pass"]["points"], 16384
+    assert "two kernels come out within 2% of the table above" in PROSE
+    for p in records.load("h200")["attention_speed"]["points"]:
+        if (p["flow"], p["dtype"], p["n"]) == ("ours", "fp16", n):
+            (flops,) = (
+                w["flops"]
+                for w in without
+                if (w["way"], w["d"], w["causal"], w["n"])
+                == ("two kernels", p["d"], p["causal"], n)
+            )
+            assert abs(flops / p["backward"]["flops"] - 1) < 0.02
 
 
 def test_one_pass_was_slower_in_every_row():
