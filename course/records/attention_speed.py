@@ -173,7 +173,7 @@ def _grid(kernel, d):
 
 
 def tile_sweep() -> dict:
-    """Each kernel on each tile this GPU can run: FLOP/s and what it takes of an SM. Five minutes."""
+    """Each kernel on each tile this GPU can run: FLOP/s and what it takes of an SM. Six minutes."""
     cells = list(itertools.product(SWEEP, (64, 128), (False, True)))
     with _workers() as pool:
         list(pool.map(_compile, [(*c, tile) for c in cells for tile in _grid(*c[:2])]))
