@@ -63,7 +63,7 @@ KERNELS = {  # the products in one step of its loop, the FP32 numbers a block th
     "dkdv": ("course.kernels.backward:dkdv_kernel", 4, lambda q, kv, d: 2 * kv * d + 2 * q * kv),
     "dq": ("course.kernels.backward:dq_kernel", 3, lambda q, kv, d: q * d + 2 * q * kv),
 }
-# What ptxas compiles in about three seconds. Far above it takes minutes.
+# What ptxas compiles in some three seconds, in the worst case seen in ten. Far above it takes minutes.
 MAX_HELD = 256  # FP32 numbers a thread: it has 255 registers
 # Multiply-adds a thread in one step of the loop, by how they are made.
 MAX_UNROLLED = {"without tensor cores": 2048, "on tensor cores": 32_768}
