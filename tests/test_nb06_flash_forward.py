@@ -289,11 +289,20 @@ def test_the_loop_is_that_of_notebook_05():
     assert len(softmax) == 9 and set(softmax) <= theirs
 
 
-def test_d11_d12_every_kernel_compiles_for_gpus(tmp_path):
-    """Without a GPU: the interpreter takes what a GPU refuses."""
+def lines_of_a_compiler(tmp_path, code):
+    """What `code` prints where Triton compiles; the page's kernels are in module nb06_compiled."""
     pytest.importorskip("triton")
     head = "import triton\nimport triton.language as tl\nimport numpy as np\nimport torch\n\n"
     (tmp_path / "nb06_compiled.py").write_text(head + definitions(PATH) + "\n", encoding="utf-8")
+    env = os.environ | {"TRITON_INTERPRET": "0"}
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_d11_d12_every_kernel_compiles_for_gpus(tmp_path):
+    """Without a GPU: the interpreter takes what a GPU refuses."""
     code = """
 import nb06_compiled as nb
 from course.kernels.report import _compile
@@ -309,14 +318,42 @@ for name in sorted(n for n in dir(nb) if n.endswith("_kernel")):
             made = _compile("nb06_compiled:" + name, types, constants, arch, {"num_warps": 4}, None)
             print(name, dtype, arch, made["spilled_bytes"])
 """
-    env = os.environ | {"TRITON_INTERPRET": "0"}
-    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
+    lines = lines_of_a_compiler(tmp_path, code)
     assert len(lines) == 16
     spilled = [line for line in lines if not line.endswith(" 0") and "look_kernel" not in line]
     assert not spilled  # printing takes a stack, nothing else does
+
+
+def test_no_product_runs_during_the_softmax(tmp_path):
+    """What the page says of waits, read in what Triton makes of its kernel for an H200."""
+    code = """
+import re, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from nb06_compiled import flash_kernel as fn
+sizes = {"causal": False, "block_q": 64, "block_kv": 128, "block_d": 128}
+types = {a: "*fp32" if a == "lse_ptr" else "*fp16" if a.endswith("_ptr")
+         else "fp32" if a == "scale" else "i32" for a in fn.arg_names}
+types |= dict.fromkeys(sizes, "constexpr")
+constants = {(fn.arg_names.index(a),): value for a, value in sizes.items()}
+aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(fn.arg_names)
+           if a.endswith("_ptr") or a == "d"}
+for stages in (1, 2):
+    source = ASTSource(fn=fn, signature=types, constexprs=constants, attrs=aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
+                          options={"num_warps": 4, "num_stages": stages})
+    seen = re.findall(r"(scf.for|warp_group_dot_wait|warp_group_dot |exp2|scf.yield)",
+                      made.asm["ttgir"])
+    loop = seen[seen.index("scf.for") + 1 :]
+    print(*loop[: loop.index("scf.yield")])
+"""
+    one, two = (
+        line.replace("warp_group_dot_wait", "wait").replace("warp_group_dot", "dot").split()
+        for line in lines_of_a_compiler(tmp_path, code)
+    )
+    assert one == ["dot", "wait", "exp2", "exp2", "dot", "wait"]  # QKᵀ, softmax, PV
+    assert two == one[:-1]  # PV may run on into the next round, where QKᵀ's wait is for both
+    assert "plain Triton lets no product run during the softmax" in PROSE
 
 
 def test_d13_every_cell_runs_without_triton():
