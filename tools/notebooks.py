@@ -25,8 +25,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run as a script, it finds its sibling and the course
+
+from tools import reading  # noqa: E402
+
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 VIEW = "application/vnd.jupyter.widget-view+json"
+KEPT = ("tags", "slideshow", "jupyter", reading.COLLAPSED)  # of a cell's metadata
 SHOWS_STDERR = "shows-stderr"  # the tag of a cell that is about a warning
 
 # --- run and make canonical -------------------------------------------------------------------
@@ -62,8 +67,7 @@ def canonical(nb):
     taken, count = set(), 0
     for cell in nb["cells"]:
         cell["id"] = _id(cell, taken)
-        keep = {k: v for k, v in cell["metadata"].items() if k in ("tags", "slideshow") and v}
-        cell["metadata"] = keep
+        cell["metadata"] = {k: v for k, v in cell["metadata"].items() if k in KEPT and v}
         cell["source"] = _split("".join(cell["source"]).strip("\n"))
         if cell["cell_type"] != "code":
             continue
@@ -112,12 +116,8 @@ def _outputs(cell):
 # --- the conventions, one rule a function -----------------------------------------------------
 
 
-def _source(cell):
-    return "".join(cell["source"])
-
-
 def _lines(cell):
-    return [line for line in _source(cell).splitlines() if line.strip()]
+    return [line for line in reading.source(cell).splitlines() if line.strip()]
 
 
 def _code(nb):
@@ -145,7 +145,7 @@ def outputs_are_stored(nb, path):
     for cell in code:
         if cell["execution_count"] is None:
             yield cell["id"], "never ran: make notebooks"
-        elif _shows(_source(cell)) and not cell["outputs"]:
+        elif _shows(reading.source(cell)) and not cell["outputs"]:
             yield cell["id"], "shows something, yet has no output stored"
 
 
@@ -177,7 +177,7 @@ def cells_are_short(nb, path):
     if lengths and statistics.median(lengths.values()) > 8:
         yield "", f"the median code cell has {statistics.median(lengths.values()):g} lines, over 8"
     for cell in _code(nb):
-        if lengths[cell["id"]] > 25 and "@triton.jit" not in _source(cell):
+        if lengths[cell["id"]] > 25 and "@triton.jit" not in reading.source(cell):
             yield cell["id"], f"has {lengths[cell['id']]} lines, over 25"
 
 
@@ -193,7 +193,7 @@ def nothing_is_hidden(nb, path):
     """No cell hides an install, a warning or an output."""
     for cell in _code(nb):
         for pattern, what in HIDDEN.items():
-            if re.search(pattern, _source(cell), re.MULTILINE):
+            if re.search(pattern, reading.source(cell), re.MULTILINE):
                 yield cell["id"], what
 
 
@@ -216,7 +216,7 @@ def opens_and_closes(nb, path):
     cells = _prose(nb)
     parts = ("opening", OPENING, cells[:3]), ("headings", CLOSING, cells[len(cells) // 3 :])
     for where, wanted, some in parts:
-        text = "\n".join(map(_source, some))
+        text = "\n".join(map(reading.source, some))
         for pattern, what in wanted.items():
             if not re.search(pattern, text, re.MULTILINE | re.IGNORECASE):
                 yield "", f"{where}: no {what}"
@@ -232,7 +232,7 @@ def is_a_lecture(nb, path):
 def pictures_speak(nb, path):
     """Images come from figures/ or from code, never from the web, and have a text alternative."""
     for cell in nb["cells"]:
-        shown = [_source(cell)] if cell["cell_type"] == "markdown" else []
+        shown = [reading.source(cell)] if cell["cell_type"] == "markdown" else []
         for output in cell.get("outputs", []):
             shown += _texts(output)
             if any(kind.startswith("image/") for kind in output.get("data", {})):
@@ -262,7 +262,10 @@ def names_no_machine(nb, path):
     here = {str(ROOT), str(Path.home()), tempfile.gettempdir(), sys.prefix} - {"/", "/usr"}
     pattern = "|".join([MACHINE, *map(re.escape, here)])
     for cell in nb["cells"]:
-        texts = [_source(cell), *(text for out in cell.get("outputs", []) for text in _texts(out))]
+        texts = [
+            reading.source(cell),
+            *(text for out in cell.get("outputs", []) for text in _texts(out)),
+        ]
         if found := re.search(pattern, "\n".join(texts)):
             yield cell["id"], f"names this machine: {found[0]}"
 
@@ -276,6 +279,7 @@ RULES = (
     is_a_lecture,
     pictures_speak,
     names_no_machine,
+    *reading.RULES,
 )
 
 
