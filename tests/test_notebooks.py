@@ -45,7 +45,9 @@ def test_they_are_read_in_order():
 # --- the tool itself --------------------------------------------------------------------------
 
 
-OPENING = "# A title\nYou will be able to add. 5 min. Needs nothing. The question: what is 1 + 1?"
+OPENING = (
+    "# A title\nYou will be able to add. **Time** 5 minutes. Needs nothing. The question: 1 + 1?"
+)
 GOOD = new_notebook(
     cells=[
         new_markdown_cell(OPENING, metadata={"slideshow": {"slide_type": "slide"}}),
