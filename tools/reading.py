@@ -166,7 +166,10 @@ def boxes_may_be_left_shut(nb, path):
     for cell, box in zip(nb["cells"], boxed(nb), strict=True):
         if cell["cell_type"] != "code":
             continue
-        nodes = [*ast.walk(ast.parse(source(cell)))]
+        try:
+            nodes = [*ast.walk(ast.parse(source(cell)))]
+        except SyntaxError:  # a magic
+            continue
         made = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         made |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
         if box:
