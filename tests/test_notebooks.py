@@ -295,6 +295,7 @@ def test_what_is_allowed_is_allowed(stored):
     edit(stored, lambda nb: nb["cells"][2]["metadata"].update(tags=[tool.SHOWS_STDERR]))
     assert tool.problems(stored) == []
     picture = "<img alt=\"the dot isn't there > any more\" src='data:image/png;base64,/tmp/aGVs'>"
+    edit(stored, code("picture"))
     edit(stored, shown(**{"text/html": picture}))
     assert tool.problems(stored) == []
 
