@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ if find_spec("triton") is None:
 import course.attention
 from course import kernels
 from course.kernels import attention, launch, naive, tiles
-from course.kernels.autograd import Attention
+from course.kernels.autograd import VARIANTS, Attention
 
 if not kernels.interpreted:
     pytest.skip("a GPU is here: gpu/test_attention_gpu.py covers it", allow_module_level=True)
@@ -536,6 +537,7 @@ REFUSED = [
     (lambda: attention(Q, Q, Q, scale=math.inf), "scale is inf"),
     (lambda: attention(Q, Q, Q, scale=-3e38), "below 2.3e38"),
     (lambda: attention(Q, Q, Q, variant="fastest"), "'fastest' is unknown"),
+    (lambda: attention(Q, Q, Q, variant=["auto"]), r"\['auto'\] is unknown"),
 ]
 
 
@@ -622,17 +624,68 @@ def test_the_interpreter_chosen_by_hand(chosen):  # D10
         assert lines == [kernels.note, "8.0"]
 
 
+NO_WHEEL = (
+    "import importlib.util as u, sys; find = u.find_spec\n"
+    "u.find_spec = lambda n, *a: None if n == 'triton' else find(n, *a)\n"
+    "import course.kernels as k\n"
+)
+
+
 def test_no_triton_wheel_is_said_in_one_line():  # D13
-    lines = python(
-        "import importlib.util as u, sys; find = u.find_spec\n"
-        "u.find_spec = lambda n, *a: None if n == 'triton' else find(n, *a)\n"
-        "import course.kernels as k; print(k.available, 'torch' in sys.modules)"
-    )
+    lines = python(NO_WHEEL + "print(k.available, 'torch' in sys.modules)")
     assert "no wheel" in lines[0] and lines[1:] == ["False False"]
+
+
+def test_without_triton_a_block_that_needs_it_ends_in_one_line():  # D13
+    lines = python(
+        NO_WHEEL + "from course.kernels import tl, triton\n"
+        "from course.kernels.report import report\n"
+        "@triton.jit\ndef kernel(x, block: tl.constexpr): pass\n"
+        "calls = lambda: kernel[(1,)](1, 2), lambda: k.attention(1, 2, 3), report\n"
+        "for call in calls:\n"
+        "    with k.needed:\n        print('before'); call(); print('after')\n"
+        "@k.needed\ndef launch():\n    kernel[(1,)](1, 2)\n"
+        "print(launch(), k.device)\n"
+    )
+    assert lines[1:7] == ["before", lines[0]] * 3 and lines[7:] == [lines[0], "None cpu"]
+
+
+def test_with_triton_a_block_that_needs_it_hides_nothing():
+    with pytest.raises(RuntimeError, match="a fault"), kernels.needed:
+        raise RuntimeError("a fault")
+    assert kernels.device == "cpu"
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_every_variant_is_right(variant, assert_attention):
+    options = {"causal": True, "variant": variant, "return_lse": True}
+    q, k, v = (x.double().float().requires_grad_() for x in qkv(1, 4, 33, 24, n_kv=40, h_kv=2))
+    o, lse = attention(q, k, v, **options)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wanted, wanted_lse = naive.attention(*exact, causal=True, return_lse=True)
+    (o.square().sum() + lse.sum()).backward()
+    (wanted.square().sum() + wanted_lse.sum()).backward()
+    torch.testing.assert_close(o.double(), wanted, rtol=1e-5, atol=1e-5)
+    for x, y in zip((q, k, v), exact, strict=True):
+        torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_variant_that_is_asked_for_runs_forward_and_backward(monkeypatch):
+    ran = []
+
+    def spy(way):
+        return lambda *a, **options: ran.append(way) or getattr(launch, way)(*a, **options)
+
+    other = SimpleNamespace(forward=spy("forward"), backward=spy("backward"))
+    monkeypatch.setitem(VARIANTS, "other", other)
+    for variant, wanted in (("readable", []), ("other", ["forward", "backward"])):
+        q, k, v = (x.requires_grad_() for x in qkv(1, 1, 16, 16))
+        attention(q, k, v, variant=variant).sum().backward()
+        assert ran == wanted
 
 
 def test_the_context_keeps_no_square_matrix():
     q, k, v = (x.requires_grad_() for x in qkv(1, 1, 128, 16))
-    o = Attention.apply(q, k, v, False, 0.25, False)
+    o = Attention.apply(q, k, v, False, 0.25, launch, False)
     kept = sum(x.numel() for x in o.grad_fn.saved_tensors if x is not None)
     assert kept == 4 * 128 * 16 + 2 * 128  # q, k, v, o; and two numbers a row

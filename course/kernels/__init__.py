@@ -5,12 +5,34 @@ must happen before Triton is imported, and says so in one line. Where there is n
 `available` is False and `reason` is the line a notebook prints.
 
 `from course.kernels import tl, triton` gives Triton itself, or where there is none stand-ins with
-which a kernel can still be defined, and says what is missing when it is launched.
+which a kernel can still be defined; its launch raises NoTriton. So a cell that launches a kernel
+needs no `if`, only
+
+    with kernels.needed:
+        my_kernel[grid](x.to(kernels.device), …)
+        print(…)
+
+Where there is no Triton the block ends at the launch with that one line, and the page goes on.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
+
+
+class NoTriton(RuntimeError):
+    """A kernel was to run, and there is no Triton: the message is `reason`."""
+
+
+class _Needed(contextlib.ContextDecorator):
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if kind is NoTriton:
+            print(error)
+        return kind is NoTriton
 
 
 def _set_up():
@@ -39,6 +61,8 @@ def _set_up():
 
 available, reason, note = _set_up()
 interpreted = available and os.environ.get("TRITON_INTERPRET") == "1"
+device = "cuda" if available and not interpreted else "cpu"  # where kernels find their tensors
+needed = _Needed()  # a block, or with @ a function, that launches kernels
 if note or reason:
     print(note or reason)
 
@@ -75,10 +99,11 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     even where the causal mask hides it (0 · NaN is NaN). In the same way those in k, q and dO reach
     dQ, dK and dV.
 
-    variant: "readable", or "auto", the fastest that this device and input allow.
+    variant: "readable", the Triton kernels of forward.py and backward.py; or "auto", the fastest
+    that this device and input allow, which so far are the same.
     """
     if not available:
-        raise RuntimeError(reason)
+        raise NoTriton(reason)
     from course.kernels.autograd import attention
 
     return attention(q, k, v, causal=causal, scale=scale, variant=variant, return_lse=return_lse)

@@ -6,7 +6,7 @@ from course import kernels
 
 
 class Kernel:
-    """A kernel that cannot run. Launching it raises RuntimeError in one line, the reason."""
+    """A kernel that cannot run. Launching it raises NoTriton in one line, the reason."""
 
     def __init__(self, fn):
         self.fn = fn
@@ -16,7 +16,7 @@ class Kernel:
 
     def __call__(self, *args, **options):
         """Say what is missing."""
-        raise RuntimeError(kernels.reason)
+        raise kernels.NoTriton(kernels.reason)
 
 
 triton = SimpleNamespace(

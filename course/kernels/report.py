@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 
+from course import kernels
+
 # Threads, blocks, registers and bytes of shared memory an SM has; bytes a block may use; bytes
 # the system keeps in each block. Source: CUDA C++ Programming Guide, "Technical specifications
 # per compute capability" (13.0). Every SM here has 65,536 registers, handed out to warps by 256.
@@ -151,8 +153,10 @@ def resources(kernel, types, constants, *, arch=90, num_warps=4, **options) -> R
 
     types: {argument: Triton's name of its type, such as "*fp16" or "i32"} for a superset of its
     arguments, pointers taken as 16-byte aligned; constants: {compile-time argument: value};
-    options: num_stages, maxnreg. Raises ValueError in one line.
+    options: num_stages, maxnreg. Raises ValueError in one line, and NoTriton where there is none.
     """
+    if not kernels.available:
+        raise kernels.NoTriton(kernels.reason)
     arch, options = _arch(arch, types), _options(num_warps=num_warps, **options)
     request = dict(kernel=kernel, types=types, constants=constants, arch=arch, options=options)
     facts = _facts(json.dumps(request, sort_keys=True, default=_plain))
