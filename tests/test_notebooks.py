@@ -288,7 +288,7 @@ def test_check_changes_nothing_and_sees_what_is_not_canonical(stored, capsys):
 
 def test_what_is_allowed_is_allowed(stored):
     """Kernels may be long; a cell about warnings may show one; a picture with words is fine."""
-    kernel = "@triton.jit\ndef kernel(x):\n" + "    x = 1\n" * 25
+    kernel = "@triton.jit\ndef kernel(x):\n" + "    x = 1\n" * 24
     edit(stored, code(kernel.strip()))
     assert tool.problems(stored) == []
     edit(stored, said("stderr", "UserWarning: look\n"))
