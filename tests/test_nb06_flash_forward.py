@@ -267,12 +267,15 @@ def test_d15_nan_is_not_right():
     (source,) = (s for s in SOURCES if "def right" in s)
     space = {"torch": torch, "math": math, "found": {}, "hostile": {}}
     for dtype, small, large in ((torch.float16, 4e-4, 6e-4), (torch.float32, 5e-8, 1e-7)):
-        space["hostile"]["x"] = ([torch.zeros(1, dtype=dtype)], False)
+        space["hostile"]["x"] = ([torch.zeros(1, 1, dtype=dtype)] * 3, False)
         exec(source, space)
         right, nan = space["right"], float("nan")
         assert right("x", small, nan) and right("x", 2 + small, 1.0)
         for ours, plain in ((nan, nan), (nan, 1.0), (large, nan), (2 + 10 * large, 1.0)):
             assert not right("x", ours, plain)
+        space["hostile"]["x"] = ([torch.full((1, 1), 4.0, dtype=dtype)] * 3, False)
+        one_rounding = 4 * 4 * 4 * 2.0**-24  # of a score of 16, times the largest value
+        assert right("x", small + one_rounding, nan) and not right("x", large + one_rounding, nan)
 
 
 def test_the_loop_is_that_of_notebook_05():
