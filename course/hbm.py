@@ -2,8 +2,8 @@
 
 The arrays stay ordinary arrays. What an algorithm takes from main memory it takes through `load`,
 and what it gives back goes through `store`; in between it works on tiles, which stand for the
-memory on the chip. `itemsize` is the size the elements would have on a GPU, whatever the arrays
-have here.
+memory on the chip. Such a tile is a copy: what is done to it leaves main memory as it is.
+`itemsize` is the size the elements would have on a GPU, whatever the arrays have here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Hbm:
         self.written_by_name: Counter[str] = Counter()
 
     def load(self, name: str, tile: np.ndarray, *, times: int = 1, itemsize: int = 0) -> np.ndarray:
-        """Bring a tile onto the chip; `times` where several programs load the same one."""
+        """A copy of the tile, on the chip; `times` where several programs load the same one."""
         self.read_by_name[name] += tile.size * times * (itemsize or self.itemsize)
-        return tile
+        return tile.copy()
 
     def store(self, name: str, tile: np.ndarray, value: np.ndarray, *, itemsize: int = 0) -> None:
         """Write a value over a tile of main memory."""

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course import attention, cost
+from course.exercises import softmax as ex
+from course.exercises._watched import Watched
 from course.hbm import Hbm
 
 
@@ -128,6 +130,50 @@ def test_load_and_store():
     np.testing.assert_array_equal(memory, [[1, 1, 1], [3, 4, 5]])
     assert hbm.read_by_name == {"A": 4 * 3 * 2, "lse": 3 * 4}
     assert (hbm.read, hbm.written, hbm.bytes) == (36, 6, 42)
+
+
+def scaled_in_place(q, k, v, block_q, block_kv, hbm):
+    """The tiled loop, with the scale put into each K tile in place: right, whatever else it does."""
+    o = np.empty_like(q)
+    for i in range(0, len(q), block_q):
+        q_i = hbm.load("Q", q[i : i + block_q])
+        m, l, acc = np.full((len(q_i), 1), -np.inf), 0.0, 0.0
+        for j in range(0, len(k), block_kv):
+            k_j, v_j = hbm.load("K", k[j : j + block_kv]), hbm.load("V", v[j : j + block_kv])
+            k_j *= q.shape[1] ** -0.5
+            s = q_i @ k_j.T
+            m_old, m = m, np.maximum(m, s.max(axis=1, keepdims=True))
+            s -= m
+            np.exp(s, out=s)
+            l = np.exp(m_old - m) * l + s.sum(axis=1, keepdims=True)
+            acc = np.exp(m_old - m) * acc + s @ v_j
+        hbm.store("O", o[i : i + block_q], acc / l)
+    return o
+
+
+def test_e10_what_is_done_to_a_tile_does_not_reach_main_memory():
+    """Right in the check's memory, so right in the course's."""
+    assert ex.tiled.verdict(scaled_in_place, 0)[0] == "right"
+    q, k, v = np.random.default_rng(0).normal(size=(3, 11, 4))
+    before = [a.copy() for a in (q, k, v)]
+    o = scaled_in_place(q, k, v, 4, 3, Hbm())
+    np.testing.assert_allclose(o, attention.naive(q, k, v)[0], rtol=1e-13)
+    for a, b in zip((q, k, v), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("memory", [Hbm, Watched])
+@pytest.mark.parametrize("view", [np.s_[:], np.s_[1:3], np.s_[:, ::2], np.s_[2], np.s_[1, 2]])
+def test_e10_both_memories_give_copies(memory, view):
+    hbm, x = memory(), np.arange(12.0).reshape(4, 3)
+    outside = hbm.lend(x) if memory is Watched else x
+    tile = np.asarray(hbm.load("A", outside[view]))
+    assert not np.shares_memory(tile, x) and not np.shares_memory(tile, outside)
+    assert hbm.read == 2 * x[view].size
+    if tile.ndim:  # a single number is no view of memory
+        np.testing.assert_array_equal(tile, x[view])
+        tile[...] = -1
+    np.testing.assert_array_equal(x, np.arange(12.0).reshape(4, 3))
 
 
 @pytest.mark.parametrize("itemsize", [0, -2, 0.5, "fp16", None, float("nan")])
