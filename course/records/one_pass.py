@@ -1,7 +1,7 @@
 """Section "one_pass": the backward pass in one kernel of five products, beside the library's two.
 
-For the measurement that notebook 07 shows, not for use: whole tiles only, as many K/V heads as
-query heads, a GPU with a copy engine; and the last bits of dQ change from run to run.
+For a measurement, not for use: whole tiles only, as many K/V heads as query heads, a GPU with a
+copy engine; and the last bits of dQ change from run to run.
 """
 
 import itertools

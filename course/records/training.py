@@ -1,5 +1,10 @@
-"""Section "training": a small character transformer, naive attention against ours, on this GPU."""
+"""Section "training": a small character transformer on this GPU, with four kinds of attention.
 
+Flows: "naive"; "SDPA", PyTorch's own; "notebook", the backward kernels of notebook 08 behind the
+library's forward; "ours", the library's.
+"""
+
+from statistics import median
 from time import perf_counter
 
 from course import measure
@@ -8,12 +13,13 @@ SHAPE = dict(width=512, heads=8, layers=8)
 CURVE = dict(n=2048, batch=8, steps=200)
 TOKENS = 32_768  # a step
 LENGTHS = tuple(2**e for e in range(10, 16))  # N = 1,024 to 32,768
-RUNS = (("naive", "fp32"), ("naive", "bf16"), ("ours", "bf16"))
+FLOWS = ("naive", "SDPA", "ours", "notebook")
+RUNS = (("naive", "fp32"), *((flow, "bf16") for flow in FLOWS))
 BARGAIN = dict(heads=16, d=128)
 
 
 def record() -> dict:
-    """Loss curves, memory and tokens a second over N, one layer's bargain. Under two minutes."""
+    """Loss curves, memory and tokens a second over N, one layer's bargain. Under three minutes."""
     curves, sample = zip(*(_curve(*run) for run in RUNS), strict=True)
     return {
         "shape": SHAPE,
@@ -24,24 +30,33 @@ def record() -> dict:
         ],
         "sample": sample[-1],
         "tokens": TOKENS,
-        "points": [point(flow, n) for flow in ("naive", "ours") for n in LENGTHS],
+        "points": [point(flow, n) for flow in FLOWS for n in LENGTHS],
         "layer": BARGAIN,
-        "layer_points": [_layer(flow, n) for flow in ("naive", "ours") for n in LENGTHS],
+        "layer_points": [_layer(flow, n) for flow in FLOWS for n in LENGTHS],
         "stamp": measure.stamp(
             "cuda",
             "character transformer in plain PyTorch, causal, weights FP32, autocast BF16 unless fp32; "
             "off: loss minus that of naive in fp32; points: one training step, median of 5 by the wall "
-            "clock, kept: allocated between forward and backward, above what was there before, peak: "
-            "of the step, model and optimiser included; layer: attention alone, FP16, not causal, "
-            "CUDA events, median, L2 flushed by reads before each call",
+            "clock, host: until all its kernels are queued (a full queue makes Python wait), gpu: by "
+            "CUDA events with all of it queued beforehand, kept: allocated between forward and "
+            "backward, above what was there before, peak: of the step, model and optimiser included; "
+            "layer: attention alone, FP16, not causal, CUDA events, median, L2 flushed by reads before "
+            "each call; notebook: forward by the library",
         ),
     }
 
 
 def _attend(flow):
-    from course.kernels import attention, naive
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    return {"naive": naive.attention, "ours": attention}[flow]
+    from course.kernels import attention, naive, notebook
+
+    return {
+        "naive": naive.attention,
+        "SDPA": lambda q, k, v, causal=False: sdpa(q, k, v, is_causal=causal),
+        "ours": attention,
+        "notebook": notebook.attention,
+    }[flow]
 
 
 def _model(flow, n):
@@ -66,7 +81,10 @@ def _curve(flow, dtype):
 
 
 def point(flow, n):
-    """One training step at length N: bytes kept and at the peak, tokens a second; or no memory."""
+    """One training step at length N: bytes kept and at the peak, its times; or no memory.
+
+    host_seconds well below gpu_seconds: the GPU always has work. Above: it waits for Python.
+    """
     import torch
 
     from course import train
@@ -76,25 +94,49 @@ def point(flow, n):
     model, text, _ = _model(flow, n)
     batches = train.windows(text, n, TOKENS // n)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4)
-    seconds, result = [], {"flow": flow, "n": n}
+    times, result = [], {"flow": flow, "n": n}
+
+    def step(window):
+        loss = train.loss_of(model, window, half=True)
+        kept = torch.cuda.memory_allocated() - before
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return loss, kept
+
     try:
         for _ in range(7):
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             start, before = perf_counter(), torch.cuda.memory_allocated()
-            loss = train.loss_of(model, next(batches), half=True)
-            kept = torch.cuda.memory_allocated() - before
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+            loss, kept = step(next(batches))
+            queued = perf_counter() - start
             loss.item()
-            seconds.append(perf_counter() - start)
-        step = sorted(seconds[2:])[2]
+            times.append((perf_counter() - start, queued))
+            del loss
         peak = torch.cuda.max_memory_allocated() - held
-        result |= {"kept_bytes": kept, "peak_bytes": peak, "tokens_per_second": TOKENS / step}
+        whole, host = (median(x) for x in zip(*times[2:], strict=True))
+        gpu = median(_queued_first(step, next(batches).cuda()) for _ in range(3))
+        result |= {
+            "kept_bytes": kept, "peak_bytes": peak, "tokens_per_second": TOKENS / whole,
+            "host_seconds": host, "gpu_seconds": gpu,
+        }  # fmt: skip
     except torch.OutOfMemoryError:
         result["out_of_memory"] = True
     return result
+
+
+def _queued_first(step, window):
+    """Seconds that the GPU works on step(window), with all of its kernels queued before it begins."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(200_000_000)  # a tenth of a second
+    start.record()
+    step(window)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def _layer(flow, n):
