@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from course.softmax import State, finish, logsumexp, merge, safe_softmax, update
 
 PUBLISHED = [2, 3, 5, 2, 4, 0, -1, 2]  # B1
+ROUNDING = 8 * np.finfo(float).eps  # of eight terms, in the order that suits the processor
 
 
 def run(scores, values, sizes=None, dtype=np.float64):
@@ -41,11 +42,11 @@ def test_b1_published_statistics_for_any_split_and_order(sizes, order):
     x = PUBLISHED[::order]
     state = run(x, np.ones((8, 1)), sizes)
     assert state.m == 5
-    assert state.l == pytest.approx(1.6617926286873987, abs=1e-15)
+    assert state.l == pytest.approx(1.6617926286873987, abs=ROUNDING)
     output, lse = finish(state)
-    assert output == pytest.approx(1, abs=1e-15)
+    assert output == pytest.approx(1, abs=ROUNDING)
     assert f"{lse:.6f} {lse / log(2):.6f}" == "5.507897 7.946216"
-    assert logsumexp(x) == pytest.approx(lse, abs=1e-15)
+    assert logsumexp(x) == pytest.approx(lse, abs=ROUNDING)
 
 
 def test_b1_second_probe():
@@ -80,7 +81,7 @@ def test_b4_merging_two_finished_results(swap):
 def test_b6_the_maximum_is_of_all_blocks_not_of_this_one():
     values = np.float32([[1], [2], [3], [4]])
     output, _ = finish(run([100, 99, -100, -101], values, [2, 2], np.float32))
-    assert output == pytest.approx(1.2689414, abs=1e-7)
+    assert output == pytest.approx(1.2689414, abs=3e-7)  # two steps of FP32
 
 
 @pytest.mark.parametrize("place", [0, 50_000, 99_999])

@@ -7,6 +7,9 @@ kernels, each recomputing P, so that nothing is added atomically and each run gi
 
 lse = m + log ℓ is kept as m and 1/ℓ, so that P = exp(S − m) · 1/ℓ: in one FP32 number log ℓ would
 be rounded away where scores are large (at 10⁶, by 6 %), and the rows of P would not sum to one.
+That counts on the same bits of S in both passes. Tensor cores give Q Kᵀ and K Qᵀ the same (an H200:
+gpu/test_attention_gpu.py). NumPy, in the interpreter, sums them in different orders on some
+processors: there P is off by the rounding of S, eps · |S|.
 """
 
 import triton
