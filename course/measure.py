@@ -2,7 +2,8 @@
 
 Every result carries a stamp: device, date, versions, method. Times are medians; their spread is
 the range between the first and the third quartile. A copy counts the bytes it reads and the bytes
-it writes. Torch is imported only when a GPU is asked for.
+it writes. Torch is imported only when a GPU is asked for, and nothing of the course ever:
+`course.hardware.this_machine` makes a `Gpu` of what `machine` finds.
 """
 
 import csv
@@ -233,40 +234,6 @@ def machine() -> dict:
     "smem_per_sm", "smem_per_block", "l2_bytes", "hbm_bytes".
     """
     return _cuda_machine() if cuda_available() else _cpu_machine()
-
-
-def this_machine():
-    """`machine()` as a `course.hardware.Gpu`."""
-    from course.hardware import Gpu, Level
-
-    here = machine()
-    source = "measured here, {date}: {method}".format(**here["stamp"])
-    levels = [
-        Level(
-            **level,
-            analogy=_ANALOGY[here["kind"]].get(level["name"], "a cupboard"),
-            scope="one core" if level["name"] in ("l1", "l2") and here["kind"] == "cpu" else "all",
-            latency=None,
-            managed_by="program" if level["name"] in ("ram", "hbm") else "hardware",
-            source=source,
-        )
-        for level in here["levels"]
-    ]
-    sizes = ("sms", "smem_per_sm", "smem_per_block", "l2_bytes", "hbm_bytes")
-    return Gpu(
-        name=here["name"],
-        peak=here["peak"],
-        bandwidth=here["bandwidth"],
-        levels=tuple(levels),
-        source=source,
-        **{key: here.get(key) for key in sizes},
-    )
-
-
-_ANALOGY = {
-    "cpu": {"l1": "the desk", "l2": "the shelf", "l3": "the cupboard", "ram": "the library"},
-    "cuda": {"l2": "the cupboard", "hbm": "the library"},
-}
 
 
 def cuda_available() -> bool:

@@ -67,12 +67,11 @@ def test_the_core_needs_neither_torch_nor_triton(module):
 
 # From what knows nothing to what knows all the rest: a module imports from rows above its own.
 LAYERS = """
-units tables
+units tables measure
 hardware
 cost
 roofline softmax hbm
 attention school
-measure
 check kernels train
 records
 draw
@@ -80,12 +79,10 @@ explore
 exercises
 """
 RANK = {name: rank for rank, row in enumerate(LAYERS.split("\n")) for name in row.split()}
-# Inside a function, so that no module needs the other to be imported: this_machine() measures.
-LATE = {("hardware", "measure")}
 
 
 def imported(path):
-    """(name of a part of the course, whether at the top level), for each import of a module."""
+    """The part of the course that it needs, for each import of a module, in a function or not."""
     tree = ast.parse(path.read_text())
     package = path.relative_to(ROOT).with_suffix("").parts
     for node in ast.walk(tree):
@@ -99,7 +96,7 @@ def imported(path):
             continue
         for name in names:
             if name.startswith("course.") and name.split(".")[1] in RANK:
-                yield name.split(".")[1], node in tree.body
+                yield name.split(".")[1]
 
 
 def test_imports_point_one_way():
@@ -110,9 +107,8 @@ def test_imports_point_one_way():
             assert not list(imported(path)), "course itself imports nothing"
             continue
         assert part in RANK, f"course.{part} has no place in LAYERS"
-        for other, top in imported(path):
-            late = not top and (part, other) in LATE
-            if other != part and RANK[other] >= RANK[part] and not late:
+        for other in imported(path):
+            if other != part and RANK[other] >= RANK[part]:
                 wrong.append(f"{path.relative_to(ROOT)} imports course.{other}")
     assert not wrong, wrong
 
