@@ -1,7 +1,7 @@
 """Section "training": a small character transformer on this GPU, with four kinds of attention.
 
-Flows: "naive"; "SDPA", PyTorch's own; "notebook", the backward kernels of notebook 08 behind the
-library's forward; "ours", the library's.
+Flows: "naive"; "SDPA", PyTorch's own; "notebook", the kernels of notebooks 06 and 08; "ours", the
+library's.
 """
 
 from statistics import median
@@ -41,7 +41,7 @@ def record() -> dict:
             "CUDA events with all of it queued beforehand, kept: allocated between forward and "
             "backward, above what was there before, peak: of the step, model and optimiser included; "
             "layer: attention alone, FP16, not causal, CUDA events, median, L2 flushed by reads before "
-            "each call; notebook: forward by the library",
+            "each call; notebook: the kernels of notebooks 06 and 08",
         ),
     }
 
@@ -49,13 +49,13 @@ def record() -> dict:
 def _attend(flow):
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    from course.kernels import attention, naive, notebook
+    from course.kernels import attention, naive, notebook_backward
 
     return {
         "naive": naive.attention,
         "SDPA": lambda q, k, v, causal=False: sdpa(q, k, v, is_causal=causal),
         "ours": attention,
-        "notebook": notebook.attention,
+        "notebook": notebook_backward.attention,
     }[flow]
 
 
