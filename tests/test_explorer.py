@@ -50,15 +50,16 @@ def describe(data):
     return f"Power {data['power']}, <{data['kind']}>."
 
 
-def toy(draw=draw, compute=compute, play=None, **initial):
+def toy(draw=draw, compute=compute, play=None, ends=(), **initial):
     controls = {
         "power": widgets.IntSlider(2, min=1, max=9, description="power"),
         "scale": widgets.FloatLogSlider(1, min=-2, max=0, step=0.1, description="scale"),
         "kind": widgets.Dropdown(options=[("a word", "A"), ("b word", "B")], description="kind"),
     }
     return Explorer(
-        compute, draw, describe, controls, 'A "power"', initial=initial, play=play, size=(4, 3)
-    )
+        compute, draw, describe, controls, 'A "power"', initial=initial, play=play, ends=ends,
+        size=(4, 3),
+    )  # fmt: skip
 
 
 def pixels(png):
@@ -285,6 +286,24 @@ def test_play_steps_its_slider_through_a_link_in_the_browser():
     assert (play.min, play.max, play.value) == (1, 9, 2)
     assert play.link.source == (play, "value")
     assert play.link.target == (e.controls["power"], "value")
+
+
+def test_a_slider_may_end_where_the_others_say():
+    def to_scale(values):
+        return 9 if values["scale"] == 1 else 3
+
+    e = toy(play="power", ends={"power": to_scale}, power=8)
+    (play,) = [w for w in mechanism._family(e.box) if isinstance(w, widgets.Play)]
+    drawn = []
+    e._move = lambda data, move=e._move: [drawn.append(data["power"]), *move(data)][1:]
+    e.controls["scale"].value = 0.1
+    assert (e.controls["power"].max, play.max, e.values["power"]) == (3, 3, 3)
+    assert drawn == [3] and e.picture.caption == "Power 3, <A>."  # at once, and once
+    e.controls["scale"].value = 1
+    assert (e.controls["power"].max, play.max, e.values["power"]) == (9, 9, 3)
+    assert toy(ends={"power": to_scale}, power=3, scale=0.1).values["power"] == 3
+    with pytest.raises(ValueError, match="power = 8 is not on its control, which goes from 1 to 3"):
+        toy(ends={"power": to_scale}, power=8, scale=0.1)
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_a_moved_picture_equals_a_fresh_one(name):
     explorer = build(name)
     for values in some(corners(explorer), 4):
         move_to(explorer, values)
-        fresh = build(name, **values)
+        fresh = build(name, **explorer.values)  # where the end of a slider moved, not `values`
         if explorer.png() != fresh.png():
             rows, columns = np.nonzero((pixels(explorer.png()) != pixels(fresh.png())).any(-1))
             area = f"x {columns.min()}–{columns.max()}, y {rows.min()}–{rows.max()}"

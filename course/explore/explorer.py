@@ -97,6 +97,7 @@ class Explorer:
     title                         what the picture is, in a few words: its text alternative
     initial                       {name: value}: first values other than the controls' own
     play                          the name of the `IntSlider` that gets a play button
+    ends                          {name: last(values)}: where a slider ends, given all values
     size                          of the picture, in inches of 100 pixels
 
     Raises `ValueError` for an initial value that no control has or takes.
@@ -106,14 +107,18 @@ class Explorer:
     _shown_in = {}  # noqa: RUF012 - of the class: cell id -> the explorer that the cell showed last
 
     def __init__(
-        self, compute, draw, describe, controls, title, *, initial=(), play=None, size=(10, 4.5)
-    ):
+        self, compute, draw, describe, controls, title, *, initial=(), play=None, ends=(),
+        size=(10, 4.5),
+    ):  # fmt: skip
         """Build the picture at the first values."""
         self.compute, self.describe, self.controls, self.title = compute, describe, controls, title
-        self.data = None
+        self.data, self._ends = None, dict(ends)
         self._drawn = self._moving = self._still = None
-        for name, value in dict(initial).items():
-            set_control(controls, name, value)
+        self._end_sliders()
+        initial = dict(initial)
+        for name in 2 * sorted(initial, key=[*controls, *initial].index):  # one may end another
+            set_control(controls, name, initial[name])
+            self._end_sliders()
         self.figure = Figure(figsize=size, dpi=100)  # not pyplot's: no global state, none to close
         self._canvas = FigureCanvasAgg(self.figure)
         self.picture = Picture(title=title, width=round(100 * size[0]))
@@ -134,11 +139,16 @@ class Explorer:
         # At once, not deferred: a browser holds a slider's next value until this one is drawn, and
         # sends only the newest. So moves never queue up and the last value wins.
         try:
+            self._end_sliders()
             self.redraw()
         except Exception as error:
             # A move from the browser runs in no cell, so the traceback goes unseen: say it here.
             self.picture.error = f"This setting failed. {type(error).__name__}: {error}"
             raise
+
+    def _end_sliders(self):
+        for name, last in self._ends.items():  # a value beyond the new end moves to it
+            self.controls[name].max = last(self.values)
 
     def redraw(self):
         """Show the picture and the words for the values that the controls have now."""
@@ -276,6 +286,7 @@ def _play_button(slider):
         layout=widgets.Layout(width="5rem"),
     )
     play.link = widgets.jslink((play, "value"), (slider, "value"))
+    slider.observe(lambda change: setattr(play, "max", change.new), "max")
     return play
 
 

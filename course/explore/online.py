@@ -34,12 +34,14 @@ def compute(row, block, step, rule):
     step = min(step, len(parts))
     m, alpha, history = (0.0 if rule == FROM_ZERO else -np.inf), 0.0, []
     terms = np.zeros(len(scores))  # as the rule has them, corrected by every α so far
+    before = terms.copy()  # as they were before the last α
     with np.errstate(over="ignore", invalid="ignore"):  # what a broken rule does is shown as NaN
         for part in parts[:step]:
             peak = scores[part].max()
             new = peak if rule == OWN else max(m, peak)
             base = 0.0 if new == -np.inf else new
             alpha = 1.0 if rule == NO_ALPHA else np.exp(m - base)
+            before = terms.copy()
             terms[: part.start] *= alpha
             terms[part] = np.exp(scores[part] - base)
             m_old, m = m, new
@@ -50,7 +52,7 @@ def compute(row, block, step, rule):
     expected[:seen] = np.exp(scores[:seen] - (true_m if np.isfinite(true_m) else 0))
     return {
         "row": row, "rule": rule, "scores": scores, "values": values, "terms": terms,
-        "expected": expected, "history": history, "step": step, "steps": len(parts),
+        "before": before, "alpha": float(alpha), "expected": expected, "history": history, "step": step, "steps": len(parts),
         "now": parts[step - 1] if step else slice(0, 0), "m": m, "true_m": true_m,
         "outputs": [_divide(o, l) for *_, l, o in history],
         "want": float(safe_softmax(scores) @ values),
@@ -78,13 +80,15 @@ def _short(x):
 
 def draw(fig, data):
     """Scores above, the terms of ℓ below, the numbers at the right; returns what moves them."""
-    fig.subplots_adjust(left=0.085, right=0.985, bottom=0.115, top=0.93, wspace=0.06, hspace=0.26)
-    grid = fig.add_gridspec(2, 2, width_ratios=(1.9, 1))
+    fig.subplots_adjust(left=0.085, right=0.985, bottom=0.115, top=0.93, wspace=0.16, hspace=0.26)
+    grid = fig.add_gridspec(2, 2, width_ratios=(2, 1))
     top, low, side = (fig.add_subplot(grid[place]) for place in ((0, 0), (1, 0), (slice(None), 1)))
     top.set(xlim=(-0.6, KEYS - 0.4), ylim=(LOW - 2.6, HIGH + 1), xticks=(), ylabel="score s")
-    top.set_title("The row: seen (blue), in this block (hatched), to come (grey)", fontsize=13)
-    low.set(xlim=(-0.6, KEYS - 0.4), ylim=(0, 1.25), ylabel="term of ℓ")
-    low.set_title("The terms $e^{s - m}$ that ℓ adds up (outline: as they should be)", fontsize=13)
+    top.set_title("The row: seen (blue), this block (hatched), to come (grey)", fontsize=12.5)
+    low.set(xlim=(-0.6, KEYS - 0.4), ylim=(0, 1.5), yticks=(0, 0.5, 1), ylabel="term of ℓ")
+    low.set_title(
+        "Terms $e^{s - m}$ of ℓ (dashed: before α; black: as they should be)", fontsize=12.5
+    )
     low.set_xticks(range(KEYS), range(1, KEYS + 1))
     low.set_xlabel("key j (its value is v = j)")
     side.axis("off")
@@ -93,19 +97,24 @@ def draw(fig, data):
     bars = list(top.bar(x, np.zeros(KEYS), width=0.7, edgecolor=PAPER))
     names = [top.text(i, LOW - 0.4, "", ha="center", va="top", fontsize=11) for i in x]
     (peak,) = top.plot([], [], color=ACCENT, ls="--", lw=2)
-    peak_name = top.text(KEYS - 0.45, 0, "", color=ACCENT, ha="right", va="bottom", weight="bold",
-                         bbox=dict(facecolor=PAPER, edgecolor="none", pad=1.5))  # fmt: skip
+    peak_name = top.text(KEYS - 0.3, 0, "", color=ACCENT, va="center", weight="bold")
     terms = list(low.bar(x, np.zeros(KEYS), width=0.7, edgecolor=PAPER))
     outlines = list(low.bar(x, np.zeros(KEYS), width=0.7, facecolor="none", edgecolor=INK, lw=1.5))
-    sizes = [low.text(i, 0, "", ha="center", va="bottom", fontsize=11) for i in x]
+    ghosts = list(
+        low.bar(x, np.zeros(KEYS), width=0.7, facecolor="none", edgecolor=ACCENT, ls="--", lw=1.5)
+    )
+    factor = low.text(-0.4, 1.45, "", color=ACCENT, va="top", weight="bold")
+    paper = dict(facecolor=PAPER, edgecolor="none", pad=0.6)
+    sizes = [low.text(i, 0, "", ha="center", va="bottom", fontsize=11, bbox=paper) for i in x]
     text = dict(va="top", transform=side.transAxes, linespacing=1.55)
-    heading = side.text(0.04, 1.0, "", weight="bold", fontsize=15, **text)
-    side.text(0.04, 0.885, "m\nα\nℓ\n\no\n\no/ℓ", fontsize=15, **text)
-    lines = side.text(0.2, 0.885, "", fontsize=15, **text)
-    verdict = side.text(0.04, 0.17, "", weight="bold", fontsize=14, **text)
+    heading = side.text(0.14, 1.0, "", weight="bold", fontsize=15, **text)
+    side.text(0.14, 0.885, "m\nα\nℓ\n\no\n\no/ℓ", fontsize=15, **text)
+    lines = side.text(0.29, 0.885, "", fontsize=15, **text)
+    verdict = side.text(0.14, 0.17, "", weight="bold", fontsize=14, **text)
 
     def move(data):
         count, now, m = len(data["scores"]), data["now"], data["m"]
+        shrinks = rescaled(data)
         for i in range(KEYS):
             inside = i < count
             current, seen = now.start <= i < now.stop, i < now.stop
@@ -121,23 +130,33 @@ def draw(fig, data):
             shown = min(term, 1.25) if term == term else 0.0
             terms[i].set_height(shown)
             outlines[i].set_height(data["expected"][i] if inside else 0.0)
+            ghosts[i].set_height(min(data["before"][i], 1.25) if inside else 0.0)
+            ghosts[i].set_visible(shrinks and i < now.start)
             visible = seen and inside
             sizes[i].set_text(_term(term) if visible else "")
-            sizes[i].set_y(min(shown, 1.08) + 0.02)
+            lid = min(shown, 1.08)
+            if ghosts[i].get_visible() and 0 < ghosts[i].get_height() - lid < 0.2:
+                lid = ghosts[i].get_height()  # no number on a dashed line
+            sizes[i].set_y(lid + 0.04)
+        factor.set_text(f"old terms × α = {number(data['alpha'])}" if shrinks else "")
         peak.set_data([-0.6, KEYS], [np.clip(m, LOW, HIGH + 0.4)] * 2)
         peak.set_visible(bool(np.isfinite(m)))
         peak_name.set_text(f"m = {_short(m)}" if np.isfinite(m) else "")
-        peak_name.set_y(
-            np.clip(m, LOW, HIGH - 3.1) + 0.3
-        )  # below the line where that is at the top
+        peak_name.set_y(np.clip(m, LOW, HIGH + 0.4))
         heading.set_text(f"{data['step']} of {data['steps']} blocks seen")
         lines.set_text(_numbers(data))
         good, words = judge(data)
         verdict.set_text(words)
         verdict.set_color(INK if good else ACCENT)
-        return [*bars, *names, peak, peak_name, *terms, *outlines, *sizes, heading, lines, verdict]
+        return [*bars, *names, peak, peak_name, *terms, *outlines, *ghosts, factor, *sizes,
+                heading, lines, verdict]  # fmt: skip
 
     return move
+
+
+def rescaled(data):
+    """Whether the last block changed the terms before it."""
+    return data["step"] > 1 and np.isfinite(data["alpha"]) and data["alpha"] != 1
 
 
 def _term(x):
@@ -193,6 +212,11 @@ def describe(data):
     )
 
 
+def steps(values):
+    """How many blocks the row has."""
+    return len(blocks(len(ROWS[values["row"]]), values["block"]))
+
+
 def online(**initial):
     """The explorer, at other first values if given: `online(row="rising", step=3)`."""
     controls = {
@@ -203,5 +227,5 @@ def online(**initial):
     }
     return Explorer(
         compute, draw, describe, controls, "The online softmax, block by block",
-        initial=initial, play="step", size=(10, 5),
+        initial=initial, play="step", ends={"step": steps}, size=(10, 5),
     )  # fmt: skip

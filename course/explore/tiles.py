@@ -4,7 +4,7 @@ import ipywidgets as widgets
 
 from course import cost, roofline
 from course.draw import roofline as roof_pictures
-from course.draw.theme import ACCENT, FLOWS, INK, SOFT
+from course.draw.theme import ACCENT, FLOWS, INK, PAPER, SOFT
 from course.draw.tiles import FILLS, budget
 from course.explore.explorer import Explorer
 from course.hardware import GPUS, KiB
@@ -49,7 +49,7 @@ def draw(fig, data):
         fig.add_axes(box)
         for box in (
             (0.075, 0.135, 0.105, 0.77),
-            (0.26, 0.135, 0.205, 0.77),
+            (0.275, 0.135, 0.2, 0.77),
             (0.585, 0.135, 0.4, 0.77),
         )
     )
@@ -65,13 +65,21 @@ def draw(fig, data):
 
     middle.set(xlim=(-0.6, 2.6), ylim=(3e4, 3e13), yscale="log")
     middle.set_xticks(range(3), [FLOWS[flow].label for flow in FLOWS_SHOWN])
-    middle.set(yticks=(), ylabel="bytes, logarithmic")
+    middle.set_yticks([10**p for p in (6, 9, 12)], ["1 MB", "1 GB", "1 TB"])
+    middle.grid(True, axis="y")
     middle.minorticks_off()
+    middle.set_xlabel("÷ and ×: against naive")
     middle.set_title("Bytes asked of HBM", fontsize=13)
-    bars = [
-        middle.bar(i, 1e6, width=0.8, **FLOWS[flow].bar)[0] for i, flow in enumerate(FLOWS_SHOWN)
+    dots = [
+        middle.plot([i], [1e6], ls="", marker=FLOWS[flow].marker, ms=12, mec=INK,
+                    color=FLOWS[flow].colour, zorder=4)[0]
+        for i, flow in enumerate(FLOWS_SHOWN)
+    ]  # fmt: skip
+    paper = dict(facecolor=PAPER, edgecolor="none", pad=1)
+    tops = [
+        middle.text(i, 1e6, "", ha="center", va="bottom", fontsize=11, linespacing=1.3, bbox=paper)
+        for i in range(3)
     ]
-    tops = [middle.text(i, 1e6, "", ha="center", va="bottom", fontsize=11) for i in range(3)]
 
     roof_pictures.axes(right, (1, 3e5), (1e11, 2e16))
     right.set_title("On the roofline", fontsize=13)
@@ -98,12 +106,14 @@ def draw(fig, data):
         limit.set_data([-0.5, 0.5], [room, room])
         verdict.set_text(f"{low:.0f} of {room:.0f}\n" + ("fits" if fits(data) else "too large"))
         verdict.set_color(INK if fits(data) else ACCENT)
-        for bar, top, flow in zip(bars, tops, FLOWS_SHOWN, strict=True):
+        naive = data["flows"]["naive"]["bytes"]
+        for dot, top, flow in zip(dots, tops, FLOWS_SHOWN, strict=True):
             size = data["flows"][flow]["bytes"]
-            bar.set_height(size)
-            bar.set_alpha(1 if flow != "tiled" or fits(data) else 0.25)
-            top.set_y(1.15 * size)
-            top.set_text(decimal(size))
+            dot.set_ydata([size])
+            dot.set_alpha(1 if flow != "tiled" or fits(data) else 0.25)
+            top.set_y(2.2 * size)
+            ratio = f"\n÷ {naive / size:.3g}" if size < naive else f"\n× {size / naive:.3g}"
+            top.set_text(decimal(size) + (ratio if flow != "naive" else ""))
         for flow, point in points.items():
             point.set_data([data["flows"][flow]["intensity"]], [data["flows"][flow]["rate"]])
         points["tiled"].set_alpha(1 if fits(data) else 0.25)
@@ -111,7 +121,7 @@ def draw(fig, data):
         intensities = [data["flows"][flow]["intensity"] for flow in FLOWS_SHOWN]
         moved = roof.move(data["gpu"], points=intensities)
         return [*moved, *stack.values(), *names.values(), limit, verdict,
-                *bars, *tops, *points.values(), note]  # fmt: skip
+                *dots, *tops, *points.values(), note]  # fmt: skip
 
     return move
 
