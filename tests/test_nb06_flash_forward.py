@@ -659,6 +659,43 @@ def test_the_figure_of_speeds_says_what_it_shows():
     assert len(markers) == len(pictures.STYLES)  # D16: no line is told by colour alone
 
 
+# --- the ladder -------------------------------------------------------------------------------
+
+
+@interpreted
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_rung_of_the_ladder_is_attention(causal):
+    import torch
+
+    from course.kernels import launch, naive
+    from course.kernels.tiles import Tile
+    from course.records import forward_ladder
+
+    q, k, v = torch.randn(3, 2, 3, 128, 32, generator=torch.Generator().manual_seed(0)).half()
+    exact = naive.attention(*(x.double() for x in (q, k, v)), causal=causal)
+    plain = (naive.attention(q, k, v, causal=causal) - exact).abs().max()
+    rungs = forward_ladder.ladder(Tile(32, 64, 4, 1, maxnreg=168))
+    assert list(rungs) == list(forward_ladder.RUNGS)
+    for run, tile in rungs.values():
+        o, rows = torch.empty_like(q), [launch.row_statistics(q) for _ in range(2)]
+        run(q, k, v, o, rows, causal, tile)
+        assert (o - exact).abs().max() <= 2 * plain
+
+
+def test_each_rung_of_the_ladder_changes_one_thing():
+    from course.records import forward_ladder
+
+    for d, names in ((64, list(forward_ladder.RUNGS)[:-1]), (128, list(forward_ladder.RUNGS))):
+        own = choose("forward", d=d, itemsize=2, shared_memory=SM[90][3])
+        rungs = forward_ladder.ladder(own)
+        assert list(rungs) == names and list(rungs.values())[-1][1] == own
+        for (run, tile), (next_run, next_tile) in itertools.pairwise(rungs.values()):
+            shape, next_shape = tile[:2], next_tile[:2]  # rows and keys are one choice
+            changed = [run != next_run, shape != next_shape]
+            changed += [a != b for a, b in zip(tile[2:], next_tile[2:], strict=True)]
+            assert sum(changed) == 1
+
+
 # --- the counter of HBM -----------------------------------------------------------------------
 
 

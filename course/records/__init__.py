@@ -14,6 +14,7 @@ SECTIONS = {  # name: "module:function" that measures it and returns a dict with
     "attention_bytes": "course.records.attention_bytes:record",
     "attention_speed": "course.records.attention_speed:record",
     "tile_sweep": "course.records.attention_speed:tile_sweep",
+    "forward_ladder": "course.records.forward_ladder:record",
     "one_pass": "course.records.one_pass:record",
     "sanitizer": "course.records.sanitizer:record",
     "training": "course.records.training:record",
