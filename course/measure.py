@@ -379,8 +379,8 @@ def _cpu_machine():
     memory = copy_bandwidth(max(8 * last, 256 * MIB), budget=0.6)["high"]
     # Half of a cache is surely in it; one thread, for a cache of its own.
     levels = [
-        cache | {"bandwidth": copy_bandwidth(cache["capacity_bytes"] // 2, threads=1)["high"]}
-        for cache in caches
+        level | {"bandwidth": copy_bandwidth(level["capacity_bytes"] // 2, threads=1)["high"]}
+        for level in caches
     ]
     ram = None
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:

@@ -57,11 +57,11 @@ def test_case_d16_the_wall_clock_waits_for_the_gpu(monkeypatch):
 def one_second(monkeypatch):
     """Every call is run once and said to take a second: a rate is then what was counted."""
 
-    def time(fn, **_):
+    def run_once(fn, **_):
         fn()
         return measure.Timing(1.0, 1.0, 1.0, 1, 0, {})
 
-    monkeypatch.setattr(measure, "time", time)
+    monkeypatch.setattr(measure, "time", run_once)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

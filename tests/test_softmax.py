@@ -270,10 +270,10 @@ def test_scores_as_far_apart_as_numbers_go(dtype):
     np.testing.assert_array_equal(finish(state)[0], [0, 1])
 
 
-@pytest.mark.parametrize("settings", [dict(all="raise"), dict(all="warn")])
-def test_the_callers_numpy_settings_do_not_matter(settings):
+@pytest.mark.parametrize("errors", [dict(all="raise"), dict(all="warn")])
+def test_the_callers_numpy_settings_do_not_matter(errors):
     rows = ([0.0, -2000.0], [-inf, -inf], [0.0, inf], [nan, 1.0], [-1.7e308, 1.7e308])
-    with np.errstate(**settings):
+    with np.errstate(**errors):
         for row in rows:
             safe_softmax(row), logsumexp(row), finish(run(row, [[1.0], [-inf]], [1, 1]))
             merge(run(row, np.ones((2, 1))), run(row, np.ones((2, 1))))

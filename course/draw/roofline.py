@@ -12,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from course import cost
+from course import cost, units
 from course import roofline as model
 from course.cost import Cost
 from course.draw.labels import along, place, text_size
 from course.draw.static import static
 from course.draw.theme import ACCENT, FLOWS, INK, LEVELS, PAPER, SOFT
 from course.hardware import GPUS, Gpu
-from course.units import decimal, seconds
 
 MEMORY = LEVELS["hbm"].colour  # the slope is the memory's
 SMALL = 12
@@ -35,10 +34,10 @@ class Point(NamedTuple):
 
     @classmethod
     def of(
-        cls, name: str, cost: Cost, *, seconds: float | None = None, flow: str | None = None
+        cls, name: str, count: Cost, *, seconds: float | None = None, flow: str | None = None
     ) -> Point:
         """From a counted cost and, where it was measured, the seconds that it took."""
-        return cls(name, cost.intensity, seconds and cost.flops / seconds, flow)
+        return cls(name, count.intensity, seconds and count.flops / seconds, flow)
 
     @classmethod
     def measured(cls, record: dict) -> Point:
@@ -77,14 +76,14 @@ class Roof:
         self.flat.set_data([ridge, right], [peak, peak])
         self.ridge.set_data([ridge, ridge], [bottom, peak])
         self.waiting.set(x=left, width=ridge - left)
-        self.slope_name.set_text(decimal(gpu.bandwidth, "B/s"))
+        self.slope_name.set_text(units.decimal(gpu.bandwidth, "B/s"))
         # The text leans to the left of its place, and must not leave the axes there.
         room = np.array([15, 15 + text_size(self.slope_name.get_text(), SMALL)[0] / 2])
         room = room * np.cos(np.radians(slope_angle(self.ax)))
         first, inside = (shift(self.ax, start, bottom, right, 0)[0] for right in room)
         middle = max(_widest(first, ridge, points), inside)
         self.slope_name.set_position(self._above(middle, middle * gpu.bandwidth))
-        self.flat_name.set_text(f"peak {decimal(peak, 'FLOP/s')}")
+        self.flat_name.set_text(f"peak {units.decimal(peak, 'FLOP/s')}")
         reach = text_size(self.flat_name.get_text(), SMALL)[0] / 2
         least, most = (
             shift(self.ax, x, peak, by, 0)[0] for x, by in ((ridge, reach), (right, -reach))
@@ -146,7 +145,7 @@ def axes(ax, xlim: tuple[float, float], ylim: tuple[float, float], *, steps=(1,)
         axis.set_major_locator(FixedLocator(ticks[inside]))
         axis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y, "FLOP/s")))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.decimal(y, "FLOP/s")))
     ax.grid(True)
 
 
@@ -223,9 +222,9 @@ def times(
             share, at = time / longest, 3 * y + i
             ax.barh(at, share, 0.9, color=colour, hatch=hatch, edgecolor=PAPER,
                     label="" if y else label)  # fmt: skip
-            ax.text(share + 0.01, at, seconds(time), fontsize=SMALL, va="center")
+            ax.text(share + 0.01, at, units.seconds(time), fontsize=SMALL, va="center")
         rows.append(3 * y + 0.5)
-        words += f" {name}: bytes {seconds(pair[0])}, FLOPs {seconds(pair[1])}."
+        words += f" {name}: bytes {units.seconds(pair[0])}, FLOPs {units.seconds(pair[1])}."
     ax.set_yticks(rows, costs)
     ax.set(xlim=(0, 1.12), ylim=(3 * len(costs) - 1, -1), xticks=[])
     ax.tick_params(axis="y", length=0)
@@ -250,19 +249,19 @@ def floor(
     ax.plot(sizes, bytes_time, color=MEMORY, ls="--", label="bytes ÷ bandwidth")
     ax.plot(sizes, timed, **FLOWS["measured"].line, label="measured")
     ax.axhline(min(timed), color=ACCENT, lw=1.5, ls=(0, (4, 3)))
-    ax.text(sizes[-1], min(timed) * 0.85, f"never under {seconds(min(timed))}", color=ACCENT,
+    ax.text(sizes[-1], min(timed) * 0.85, f"never under {units.seconds(min(timed))}", color=ACCENT,
             ha="right", va="top", fontsize=SMALL)  # fmt: skip
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: seconds(y)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.seconds(y)))
     ax.grid(True)
     ax.legend(loc="upper left")
     ax.set_title(f"The third regime: overhead, {gpu.name}", loc="left")
     return (
-        f"Measured time against size on {gpu.name}: {seconds(timed[0])} for {sizes[0]:,} elements "
-        f"and {seconds(timed[-1])} for {sizes[-1]:,}; the bytes alone would take "
-        f"{seconds(bytes_time[0])} and {seconds(bytes_time[-1])}."
+        f"Measured time against size on {gpu.name}: {units.seconds(timed[0])} for {sizes[0]:,} elements "
+        f"and {units.seconds(timed[-1])} for {sizes[-1]:,}; the bytes alone would take "
+        f"{units.seconds(bytes_time[0])} and {units.seconds(bytes_time[-1])}."
     )
 
 
@@ -393,15 +392,15 @@ def number(x: float) -> str:
 
 def _words(gpu, points, dtype):
     words = (
-        f"Roofline of the {gpu.name} in {dtype}: the roof rises with {decimal(gpu.bandwidth, 'B/s')} "
+        f"Roofline of the {gpu.name} in {dtype}: the roof rises with {units.decimal(gpu.bandwidth, 'B/s')} "
         f"up to the ridge at {number(model.ridge(gpu, dtype))} FLOP per byte, then stays at "
-        f"{decimal(gpu.peak_for(dtype), 'FLOP/s')}."
+        f"{units.decimal(gpu.peak_for(dtype), 'FLOP/s')}."
     )
     for point in points:
         words += f" {point.name}: {number(point.intensity)} FLOP per byte, "
         roof = model.attainable(point.intensity, gpu, dtype)
         if point.rate:
-            words += f"measured {decimal(point.rate, 'FLOP/s')}, {100 * point.rate / roof:.3g}% of the roof."
+            words += f"measured {units.decimal(point.rate, 'FLOP/s')}, {100 * point.rate / roof:.3g}% of the roof."
         else:
             words += f"{_side(point.intensity, gpu, dtype)}-bound."
     return words
