@@ -27,7 +27,9 @@ from course.hbm import Hbm
 PATH = Path(__file__).resolve().parents[1] / "notebooks" / "05_online_softmax.ipynb"
 CELLS = [c for c in json.loads(PATH.read_text())["cells"] if c["cell_type"] == "code"]
 WORKED = ("1.1353", "1.5530", "2.1353", "4.3269", "2.786")
-online, tiles = (import_module(f"course.explore.{name}") for name in ("online", "tiles"))
+online, stepper, tiles = (
+    import_module(f"course.explore.{name}") for name in ("online", "stepper", "tiles")
+)
 
 
 def said(cell):
@@ -421,6 +423,97 @@ def test_what_the_notebook_asks_to_find_with_the_blocks():
         )
     ]
     assert still == ["falling", "all equal", "steep fall"]
+
+
+@pytest.mark.parametrize("row", online.ROWS)
+def test_the_ghosts_are_the_bars_of_the_step_before(row):
+    for step in range(2, online.KEYS + 1):
+        now, before = (online.compute(row, 1, at, online.RIGHT) for at in (step, step - 1))
+        if now["step"] != before["step"]:
+            np.testing.assert_array_equal(now["before"], before["terms"])
+            old = slice(0, now["now"].start)
+            np.testing.assert_array_equal(now["terms"][old], now["alpha"] * before["terms"][old])
+            m_old, m, *_ = now["history"][-1]
+            assert online.rescaled(now) is bool(-inf < m_old < m)
+
+
+def test_the_factor_stands_beside_the_bars_that_it_shrinks():
+    explorer = online.online(step=2)
+    said = [text.get_text() for ax in explorer.figure.axes for text in ax.texts]
+    assert "old terms × α = 0.3679" in said
+    explorer.controls["step"].value = 1
+    said = [text.get_text() for ax in explorer.figure.axes for text in ax.texts]
+    assert not any("old terms" in text for text in said)
+
+
+def test_blocks_seen_end_where_the_row_ends():
+    explorer = online.online()
+    step = explorer.controls["step"]
+    assert step.max == 2
+    explorer.controls["block"].value = 1
+    assert step.max == 4
+    explorer.controls["row"].value = "rising"
+    assert step.max == 12
+    step.value = 12
+    explorer.controls["block"].value = 5
+    assert step.max == step.value == explorer.data["steps"] == 3
+
+
+@pytest.mark.parametrize("block_q", stepper.SIZES)
+@pytest.mark.parametrize("block_kv", stepper.SIZES)
+def test_the_stepper_is_the_librarys_loop_at_every_step(block_q, block_kv):
+    """States by definition and bytes by hand, after every tile; the end is attention's and Hbm's."""
+    n = stepper.N
+    scores, values = stepper.Q @ stepper.K.T, stepper.V[:, 0]
+    hbm, moments = Hbm(), iter(range(10**6))
+
+    def moment():
+        return stepper.compute(block_q, block_kv, next(moments))
+
+    want, _ = attention.flash(
+        stepper.Q, stepper.K, stepper.V, block_q=block_q, block_kv=block_kv, hbm=hbm
+    )
+    assert moment()["counted"] == {"Q": 0, "K": 0, "V": 0, "O": 0}
+    for i in range(0, n, block_q):
+        rows, loaded = slice(i, i + block_q), 2 * (i + block_q)
+        data, passed = moment(), i // block_q * 2 * n
+        assert data["does"] == "Q" and data["rows"] == rows
+        assert data["counted"] == {"Q": loaded, "K": passed, "V": passed, "O": 2 * i}
+        assert np.all(data["state"].m == -inf) and not np.any(data["state"].l)
+        for j in range(0, n, block_kv):
+            data, passed = moment(), passed + 2 * block_kv
+            assert data["does"] == "V" and data["cols"] == slice(j, j + block_kv)
+            assert data["counted"] == {"Q": loaded, "K": passed, "V": passed, "O": 2 * i}
+            seen = scores[rows, : j + block_kv]
+            m = seen.max(axis=1)
+            terms = np.exp(seen - m[:, None])
+            np.testing.assert_array_equal(data["state"].m, m)
+            np.testing.assert_allclose(data["state"].l, terms.sum(axis=1), rtol=1e-14)
+            o = terms @ values[: j + block_kv]
+            np.testing.assert_allclose(data["state"].o[:, 0], o, rtol=1e-14)
+        data = moment()
+        assert data["does"] == "O" and data["counted"]["O"] == loaded
+        np.testing.assert_array_equal(data["out"], want[: i + block_q, 0])
+    assert data["step"] == data["steps"]
+    np.testing.assert_allclose(
+        data["out"], attention.naive(stepper.Q, stepper.K, stepper.V)[0][:, 0], rtol=1e-14
+    )
+    assert data["counted"] == data["in_all"] == {**hbm.read_by_name, **hbm.written_by_name}
+    tiled = cost.attention(n, stepper.D, flow="tiled", block_q=block_q, block_kv=block_kv)
+    assert sum(data["counted"].values()) == tiled.bytes
+    assert str(cost.attention(n, stepper.D, flow="naive").bytes) in stepper.describe(data)
+
+
+def test_the_stepper_begins_with_the_worked_example_and_goes_back():
+    explorer = stepper.stepper()
+    first, said = explorer.png(), []
+    for step in (1, 2, 3):
+        explorer.controls["step"].value = step
+        said.append(explorer.picture.caption)
+    assert all(digits in " ".join(said) for digits in WORKED[:4])
+    for step in (2, 1, 0):
+        explorer.controls["step"].value = step
+    assert explorer.png() == first
 
 
 @pytest.mark.parametrize("n", [512, 2048])

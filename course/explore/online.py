@@ -156,7 +156,7 @@ def draw(fig, data):
 
 def rescaled(data):
     """Whether the last block changed the terms before it."""
-    return data["step"] > 1 and np.isfinite(data["alpha"]) and data["alpha"] != 1
+    return bool(data["before"].any()) and np.isfinite(data["alpha"]) and data["alpha"] != 1
 
 
 def _term(x):
