@@ -3,6 +3,7 @@
 import re
 from itertools import combinations
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -73,6 +74,34 @@ def test_every_static_figure_is_kept_and_nothing_else():
 def test_static_figure_redraws_byte_for_byte(name, tmp_path):
     again = static.save(name, tmp_path).read_bytes()
     assert again == (FIGURES / f"{name}.svg").read_bytes(), "run `make figures` and look at it"
+
+
+@pytest.mark.parametrize("name", sorted(static.STATIC))
+def test_static_figure_speaks(name):
+    """A name, a role and a description for a screen reader; text that can be searched, in any font."""
+    root = ElementTree.parse(FIGURES / f"{name}.svg").getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+    title, words = root.find(f"{svg}title"), root.find(f"{svg}desc")
+    assert root.get("role") == "img"
+    assert root.get("aria-labelledby") == title.get("id") and len(title.text) > 10
+    assert root.get("aria-describedby") == words.get("id")
+    draw, size, panels = static.STATIC[name]
+    figure = Figure(figsize=size, layout="constrained")
+    assert words.text == draw(figure.subplots(*panels)) and words.text.startswith(title.text)
+    texts = root.findall(f".//{svg}text")
+    plain = "\n".join("".join(text.itertext()) for text in texts)
+    for text in figure.findobj(Text):
+        if (
+            text.get_visible()
+            and text.axes
+            and text in text.axes.texts
+            and "$" not in text.get_text()
+        ):
+            assert all(line in plain for line in text.get_text().split("\n")), text
+    styles = [
+        node.get("style", "") for node in root.iter() if "font-family" in node.get("style", "")
+    ]
+    assert styles and all(re.search(r"(sans-serif|monospace)(;|$)", style) for style in styles)
 
 
 @pytest.mark.parametrize("name", sorted(static.STATIC))

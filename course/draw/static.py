@@ -6,20 +6,24 @@ A figure module registers what it draws:
     def _(ax):
         return four_passes(ax, cost.attention(4096, 128, flow="naive"))
 
-The file is the same, byte for byte, whenever it is drawn, and a test says so.
+The file is the same, byte for byte, whenever it is drawn, and a test says so. Its text is text, not
+outlines: it can be searched and copied, and the reader's machine has a font of these widths.
 """
 
 from __future__ import annotations
 
+import html
 import importlib
+import io
 import pkgutil
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from course.draw.theme import SIZE
+from course.draw.theme import FONTS, SIZE
 
 
 class Static(NamedTuple):
@@ -50,10 +54,27 @@ def save(name: str, folder: Path) -> Path:
     draw, size, panels = STATIC[name]
     figure = Figure(figsize=size, layout="constrained")
     words = draw(figure.subplots(*panels))
+    drawn = io.StringIO()
+    figure.savefig(
+        drawn, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    )
     path = Path(folder) / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": words})
+    path.write_text(_speaking(drawn.getvalue(), name, words), encoding="utf-8", newline="\n")
     return path
+
+
+def _speaking(svg, name, words):
+    """The SVG as one picture with a name, the first sentence of its words, and a description."""
+    title = words.split(". ")[0].rstrip(".")
+    said = (
+        f' role="img" aria-labelledby="{name}-title" aria-describedby="{name}-words">\n'
+        f' <title id="{name}-title">{html.escape(title, quote=False)}</title>\n'
+        f' <desc id="{name}-words">{html.escape(words, quote=False)}</desc>'
+    )
+    svg = re.sub(r"(?<=<svg)([^>]*)>", lambda m: m[1] + said, svg, count=1)
+    # a formula names the one font that it was set in, without one to fall back on
+    return re.sub(r"font-family: 'DejaVu Sans'(?=[;\"])", f"font-family: {FONTS}", svg)
 
 
 def load_all() -> None:

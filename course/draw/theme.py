@@ -61,9 +61,15 @@ FLOWS = {
 SIZE = (10, 4.5)  # inches: as wide as a notebook's column at DPI
 DPI = 100
 
+# The first ships with matplotlib, so a picture is the same everywhere. An SVG is set by the reader's
+# browser: Verdana, which Windows and macOS have, is as wide to a few per cent.
+FAMILIES = ["DejaVu Sans", "Verdana"]
+FONTS = ", ".join([*map(repr, FAMILIES), "sans-serif"])
+
 _LOOK = {
     "font.size": 13,
-    "font.family": "DejaVu Sans",  # ships with matplotlib, so a figure is the same everywhere
+    "font.family": "sans-serif",
+    "font.sans-serif": FAMILIES,
     "axes.titlesize": 15,
     "axes.titleweight": "bold",
     "axes.labelsize": 13,
@@ -93,7 +99,7 @@ _LOOK = {
     "figure.figsize": SIZE,
     "text.hinting": "none",  # a third faster to draw, which every move of a slider pays for
     "svg.hashsalt": "flash-course",  # element ids that do not change from run to run
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",  # text stays text
 }
 
 
