@@ -100,10 +100,33 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
     dQ, dK and dV.
 
     variant: "readable", the Triton kernels of forward.py and backward.py; or "auto", the fastest
-    that this device and input allow, which so far are the same.
+    that this device and input allow: split_kv.py where few queries meet many keys and no gradient
+    is asked for, else the same.
     """
     if not available:
         raise NoTriton(reason)
     from course.kernels.autograd import attention
 
     return attention(q, k, v, causal=causal, scale=scale, variant=variant, return_lse=return_lse)
+
+
+def decode(q, k, v, *, lengths=None, table=None, causal=True, scale=None, return_lse=False):
+    """The next tokens' attention over a cache of keys and values; no gradient.
+
+    q (B, H, N, d), N new queries a sequence, usually 1. k and v (B, H_kv, N_kv, d); or, with table,
+    pools of pages (pages, H_kv, keys a page, d), where table (B, pages of a batch), int32, says
+    which pages a sequence has, in order. lengths (B,), int32: how many keys of each sequence
+    count, N_kv or all pages where it is None; what lies past them is never seen, NaN or not.
+    Causal aligns bottom-right, so the last query sees every key.
+
+    Returns o (B, H, N, d), and with return_lse also lse, as `attention` does. Raises ValueError in
+    one line for what it does not support. What table and lengths hold is not read on the host,
+    which would have to wait for the GPU: a page or a length that cannot be gives rows of NaN.
+    """
+    if not available:
+        raise NoTriton(reason)
+    from course.kernels.serving import decode
+
+    return decode(
+        q, k, v, lengths=lengths, table=table, causal=causal, scale=scale, return_lse=return_lse
+    )

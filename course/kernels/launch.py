@@ -146,14 +146,17 @@ def has_tma(x):
     return interpreted or tiles.uses_tma(tiles.gpu(x.device.index)[0], x.element_size())
 
 
-def operand(x, block):
-    """A descriptor where the copy engine can use one, else (pointer, rows, d, three strides)."""
+def operand(x, block, plain=False):
+    """A descriptor where the copy engine can use one, else (pointer, rows, d, three strides).
+
+    `plain` asks for the latter in any case.
+    """
     unit = 16 // x.element_size()
     d = x.shape[3]
     row = cdiv(d, unit) * unit
     # The stride of a dimension of size one is never used, so any aligned number serves.
     strides = [s if size > 1 else row for s, size in zip(x.stride(), x.shape, strict=True)]
-    if has_tma(x):
+    if has_tma(x) and not plain:
         block_shape = [1, 1, block, tiles.padded(d)]
         return TensorDescriptor(x, list(x.shape), [*strides[:3], 1], block_shape)
     return x, x.shape[2], d, *(s // unit for s in strides[:3])
