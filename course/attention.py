@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from course.cost import STATISTIC_BYTES, whole
+from course.cost import STATISTIC_BYTES, shown, true_or_false, whole
 from course.hbm import Hbm
 from course.softmax import (
     IEEE,
@@ -47,7 +47,7 @@ def flash(q, k, v, *, block_q=64, block_kv=64, causal=False, scale=None, hbm=Non
     Give a `course.hbm.Hbm` to count the bytes this moves; lse, which inference does not keep, is
     not counted.
     """
-    x, hbm = _Heads(q, k, v, causal, scale), hbm or Hbm()
+    x, hbm = _Heads(q, k, v, causal, scale), _memory(hbm)
     o, lse = np.empty_like(x.q), np.empty_like(x.q[..., 0])
     for rows in _blocks(x.n, block_q):
         q_i = hbm.load("Q", x.q[..., rows, :])
@@ -88,7 +88,7 @@ def flash_backward(
 
     Three passes, each a kernel on a GPU: D by rows, then dK and dV by columns, then dQ by rows.
     """
-    x, hbm = _Heads(q, k, v, causal, scale), hbm or Hbm()
+    x, hbm = _Heads(q, k, v, causal, scale), _memory(hbm)
     o, do, lse = x.as_q(o, "o"), x.as_q(do, "do"), x.as_lse(lse)
     dq, dk, dv, delta = (np.empty_like(a) for a in (x.q, x.k, x.v, x.q[..., 0]))
 
@@ -144,6 +144,13 @@ def _over_queries(p, a, seen):
     return each.sum(axis=-3, keepdims=True)
 
 
+def _memory(hbm):
+    """The counted memory that was given, or a new one."""
+    if not isinstance(hbm, Hbm | None):
+        raise ValueError(f"hbm must be a course.hbm.Hbm, and is {shown(hbm)}.")
+    return Hbm() if hbm is None else hbm
+
+
 def _blocks(n, size):
     """Slices of `size` rows that cover n; the last may be shorter."""
     (size,) = whole(1, block=size)
@@ -158,7 +165,7 @@ class _Heads:
         self.q_shape = q.shape
         self.group = _check(q, k, v)
         self.n, self.d, self.n_kv = *q.shape[-2:], k.shape[-2]
-        self.causal = causal
+        (self.causal,) = true_or_false(causal=causal)
         self.scale = self.d**-0.5 if scale is None else _finite(scale)
         dtype = np.result_type(q, k, v)
         self.q = self._split(q, self.group).astype(dtype)
@@ -202,11 +209,14 @@ class _Heads:
 
 def _finite(scale):
     try:
-        number = float(scale)
-    except (TypeError, ValueError):
+        kind = getattr(getattr(scale, "dtype", None), "kind", "f")
+        # float() would read a text, and of NumPy's complex numbers take the real part
+        real = kind in "biuf" and not isinstance(scale, str | bytes)
+        number = float(scale) if real else np.nan
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         number = np.nan
     if not np.isfinite(number):
-        raise ValueError(f"scale must be a finite number, and is {scale!r}.")
+        raise ValueError(f"scale must be a finite number, and is {shown(scale)}.")
     return number
 
 

@@ -5,7 +5,8 @@ A `Cost` says how much arithmetic an operation does and how many bytes it moves 
 before any cache. Whether a cache serves some of them is a question for measurement.
 
 Sizes are whole numbers (NumPy's or 16e9 will do) and become Python integers, which cannot overflow.
-Every function here raises ValueError, in one line, for a size that is negative or not whole.
+Every function here raises ValueError, in one line, for a size that is negative or not whole, and
+for a yes or no that is neither.
 """
 
 from __future__ import annotations
@@ -29,8 +30,25 @@ def _whole(name, size, least):
     except (TypeError, ValueError, OverflowError):
         number = None
     if number is None or number != size or number < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, and is {size!r}.")
+        raise ValueError(f"{name} must be a whole number, {least} or more, and is {shown(size)}.")
     return number
+
+
+def true_or_false(**flags: bool) -> list[bool]:
+    """The flags as Python's True or False, or a ValueError that names the one which is neither.
+
+    "False" is none: as every text but the empty one it would count as true.
+    """
+    for name, flag in flags.items():
+        if getattr(flag, "ndim", 0) or flag not in (True, False):
+            raise ValueError(f"{name} must be True or False, and is {shown(flag)}.")
+    return [bool(flag) for flag in flags.values()]
+
+
+def shown(x: object) -> str:
+    """What was given, for a message of one line: an array prints several."""
+    text = " ".join(repr(x).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,9 @@ class Op:
     reads: int = 0
     stored: int = 0
 
+    def __post_init__(self):
+        whole(flops=self.flops, reads=self.reads, stored=self.stored)
+
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -124,7 +145,9 @@ def chain(ops: Iterable[str | Op], n: int, *, fused: bool, itemsize: int = 2) ->
     operation) is the count of plain `Op()`s: `chain([Op()] * 4, n, fused=False)` moves 16n bytes.
     ValueError for an empty chain or an unknown name.
     """
-    ops = [_known(op) for op in ([ops] if isinstance(ops, str) else ops)]
+    (fused,) = true_or_false(fused=fused)
+    several = isinstance(ops, Iterable) and not isinstance(ops, str)
+    ops = [_known(op) for op in (ops if several else [ops])]
     if not ops:
         raise ValueError("A chain needs at least one operation.")
     separate = [
@@ -145,7 +168,7 @@ def _known(op: str | Op) -> Op:
         return op
     if isinstance(op, str) and op in OPS:
         return OPS[op]
-    raise ValueError(f"No operation is called {op!r}. Known: {', '.join(OPS)}; or give an Op.")
+    raise ValueError(f"No operation is called {shown(op)}. Known: {', '.join(OPS)}; or give an Op.")
 
 
 def matmul(m: int, n: int, k: int, *, itemsize: int = 2) -> Cost:
@@ -158,6 +181,7 @@ def matmul(m: int, n: int, k: int, *, itemsize: int = 2) -> Cost:
 def visible_pairs(n: int, n_kv: int, causal: bool) -> int:
     """(query, key) pairs that attention looks at. Causal aligns bottom-right: j ≤ i + (n_kv − n)."""
     n, n_kv = whole(n=n, n_kv=n_kv)
+    (causal,) = true_or_false(causal=causal)
     if not causal:
         return n * n_kv
     rows = min(n, n_kv)  # the last rows, which see n_kv − rows + 1 … n_kv keys; earlier ones none
@@ -200,10 +224,11 @@ def attention(
     kv_heads = heads if kv_heads is None else kv_heads
     n, n_kv, batch = whole(n=n, n_kv=n_kv, batch=batch)
     d, heads, kv_heads, itemsize = whole(1, d=d, heads=heads, kv_heads=kv_heads, itemsize=itemsize)
+    causal, backward = true_or_false(causal=causal, backward=backward)
     if heads % kv_heads:
         raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}).")
-    if flow not in _FLOWS:
-        raise ValueError(f"flow is {flow!r}; it must be one of {', '.join(_FLOWS)}.")
+    if not isinstance(flow, str) or flow not in _FLOWS:
+        raise ValueError(f"flow is {shown(flow)}; it must be one of {', '.join(_FLOWS)}.")
     if flow != "tiled" and (block_q, block_kv) != (None, None):
         raise ValueError(f"Only flow='tiled' has block sizes, and this is flow={flow!r}.")
     block_q, block_kv = whole(
@@ -375,7 +400,7 @@ def _size(**itemsize):
     except (TypeError, ValueError, OverflowError):
         number = 0
     if number <= 0 or number != size:
-        raise ValueError(f"{name} must be a number of bytes above 0, and is {size!r}.")
+        raise ValueError(f"{name} must be a number of bytes above 0, and is {shown(size)}.")
     return number
 
 

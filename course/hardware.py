@@ -7,13 +7,40 @@ Peaks are *dense*: data sheets often print twice as much, which holds only for 2
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from math import isfinite
+from numbers import Real
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 
-DTYPES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+LEAST_RATE = 1e6
+"""FLOP/s or bytes/s. Any machine that runs Python does more: less is a unit left out."""
+
+
+class Fixed(dict):
+    """A dict that nobody can edit. A key that it lacks is answered with those that it has.
+
+    `dict(...)` of it is a copy that can be edited, `dataclasses.replace(gpu, peak=…)` another GPU.
+    """
+
+    def _refuse(self, *_, **__):
+        raise TypeError("This table cannot be edited. Edit a copy of it: dict(...).")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __missing__(self, key):
+        near = [name for name in self if str(key).lower() in name.lower()] if key else []
+        near = near or get_close_matches(str(key), self) or list(self)
+        raise KeyError(f"There is no {key!r}. Did you mean one of these? {', '.join(near)}")
+
+    def __reduce__(self):  # pickle would fill an empty one
+        return type(self), (dict(self),)
+
+
+DTYPES = Fixed({"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1})
 """Bytes an element takes in memory, for every data type that has a peak."""
 
 
@@ -40,26 +67,30 @@ class Gpu:
 
     name: str
     sms: int | None  # streaming multiprocessors
-    peak: dict[str, float] = field(hash=False)  # dense FLOP/s by data type
+    peak: Fixed = field(hash=False)  # {data type: dense FLOP/s}
     bandwidth: float  # bytes/s of main memory
     smem_per_sm: int | None  # bytes of shared memory an SM
     smem_per_block: int | None  # bytes of it that one block may use
     l2_bytes: int | None
-    hbm_bytes: int | None
+    hbm_bytes: int | None  # as the name on the box counts; a card holds somewhat more
     source: str
     levels: tuple[Level, ...] = field(repr=False, default=())
+    clock: float | None = None  # Hz, of the tensor peaks
 
     def __post_init__(self):
+        if not isinstance(self.peak, dict):
+            raise ValueError(f"peak must be {{data type: FLOP/s}}, and is {self.peak!r}.")
+        object.__setattr__(self, "peak", Fixed(self.peak))
         rates = {f"{dtype} peak in FLOP/s": rate for dtype, rate in self.peak.items()}
         for what, rate in (rates | {"bandwidth in bytes/s": self.bandwidth}).items():
-            if not (isfinite(rate) and rate > 1e6):  # any machine that runs Python does more
+            if not (isinstance(rate, Real) and isfinite(rate) and rate > LEAST_RATE):
                 raise ValueError(
                     f"The {what} of {self.name} is {rate!r}: was a 1e9 or 1e12 left out?"
                 )
 
     def peak_for(self, dtype: str) -> float:
         """Dense peak in FLOP/s; a ValueError names the types this GPU has."""
-        if dtype not in self.peak:
+        if not isinstance(dtype, str) or dtype not in self.peak:
             has = ", ".join(self.peak)
             raise ValueError(f"{self.name} has no {dtype!r} peak. It has: {has}.")
         return self.peak[dtype]
@@ -71,6 +102,8 @@ _LATENCY = "latency: order of magnitude, after arXiv:2402.13499"
 _REGISTER_BYTES = 64 * KiB * 4  # 64K registers of 32 bits an SM, from Turing to Blackwell
 THREAD_REGISTER_BYTES = 255 * 4
 """The most that one thread may hold: 255 registers of 32 bits (CUDA C++ programming guide)."""
+THREADS_PER_SM = 2048
+"""The most that an SM of an A100, an H100 or a B200 holds at once (CUDA C++ programming guide)."""
 
 
 def _levels(sms, clock, smem_per_sm, l2_bytes, hbm_bytes, bandwidth, memory, source):
@@ -90,37 +123,43 @@ def _levels(sms, clock, smem_per_sm, l2_bytes, hbm_bytes, bandwidth, memory, sou
 
 def _gpu(name, sms, clock, peak, bandwidth, smem_per_sm, smem_per_block, l2_bytes, hbm_bytes, memory,
          source):  # fmt: skip
-    """`clock` is the boost clock in Hz that the data sheet's peaks were computed with."""
+    """`clock` is the boost clock in Hz that the data sheet's tensor peaks were computed with.
+
+    FP32 on Hopper and the B200 is quoted at a higher one: 66.9e12 = 132 SMs × 256 FLOP × 1.98 GHz.
+    """
     peak = {dtype: tera * 1e12 for dtype, tera in peak.items()}
     levels = _levels(sms, clock, smem_per_sm, l2_bytes, hbm_bytes, bandwidth, memory, source)
     return Gpu(name, sms, peak, bandwidth, smem_per_sm, smem_per_block, l2_bytes, hbm_bytes, source,
-               levels)  # fmt: skip
+               levels, clock)  # fmt: skip
 
 
 _HOPPER = dict(fp32=66.9, tf32=494.7, fp16=989.4, bf16=989.4, fp8=1978.9, int8=1978.9)
 _AMPERE = dict(fp32=19.5, tf32=156, fp16=312, bf16=312, int8=624)
 _TUNING = "NVIDIA Hopper tuning guide (228 KB an SM, 227 KB a block)"
 
-GPUS: dict[str, Gpu] = {
+GPUS = Fixed({
     g.name: g
     for g in (
         _gpu("H100 SXM", 132, 1.83e9, _HOPPER, 3.35e12, 228 * KiB, 227 * KiB, 50 * MiB, 80 * GB,
-             "HBM3", f"NVIDIA H100 data sheet, sparse figures halved; {_TUNING}"),
+             "HBM3", f"NVIDIA H100 data sheet, sparse figures halved; {_TUNING}; the device reports "
+             "81,559 MiB of memory"),
         _gpu("H100 PCIe", 114, 1.62e9,
              dict(fp32=51.2, tf32=378, fp16=756.5, bf16=756.5, fp8=1513, int8=1513),
              2.0e12, 228 * KiB, 227 * KiB, 50 * MiB, 80 * GB,
              "HBM2e", f"NVIDIA H100 data sheet, sparse figures halved; {_TUNING}"),
         _gpu("H200", 132, 1.83e9, _HOPPER, 4.8e12, 228 * KiB, 227 * KiB, 60 * MiB, 141 * GB,
-             "HBM3e", f"NVIDIA H200 data sheet, sparse figures halved; {_TUNING}; L2 as the device reports it"),
+             "HBM3e", f"NVIDIA H200 data sheet, sparse figures halved; {_TUNING}; L2 as the device "
+             "reports it, and 150,109,880,320 bytes of memory"),
         _gpu("A100 40GB", 108, 1.41e9, _AMPERE, 1.555e12, 164 * KiB, 163 * KiB, 40 * MiB, 40 * GB,
              "HBM2", "NVIDIA A100 data sheet (40 GB)"),
         _gpu("A100 80GB", 108, 1.41e9, _AMPERE, 2.039e12, 164 * KiB, 163 * KiB, 40 * MiB, 80 * GB,
              "HBM2e", "NVIDIA A100 data sheet (80 GB SXM; often rounded to 2.0 TB/s)"),
         _gpu("B200", 148, 1.85e9,
              dict(fp32=75, tf32=1125, fp16=2250, bf16=2250, fp8=4500, int8=4500),
-             8.0e12, 228 * KiB, 227 * KiB, 126 * MB, 180 * GB,
-             "HBM3e", "NVIDIA HGX B200 data sheet, one of eight GPUs, sparse figures halved; "
-             "L2 as the device reports it, rounded"),
+             7.7e12, 228 * KiB, 227 * KiB, int(126.5 * MiB), 180 * GB,
+             "HBM3e", "NVIDIA HGX B200 data sheet, one of eight GPUs, sparse figures halved: 62 TB/s for "
+             "eight; the launch pages said 8 TB/s, the driver 7,680 bit × 3,996 MHz × 2 = 7.67 TB/s; L2 "
+             "as the device reports it"),
         _gpu("T4", 40, 1.59e9, dict(fp32=8.1, fp16=65, int8=130), 0.32e12, 64 * KiB, 64 * KiB,
              4 * MiB, 16 * GB, "GDDR6", "NVIDIA T4 data sheet; Turing tuning guide"),
         _gpu("RTX 4090", 128, 2.52e9,
@@ -130,7 +169,7 @@ GPUS: dict[str, Gpu] = {
         Gpu("laptop GPU", None, {"fp16": 20e12, "bf16": 20e12}, 0.3e12, None, None, None, None,
             "a round example, no particular product"),
     )
-}  # fmt: skip
+})  # fmt: skip
 """The GPUs of the course, by name. For most pages an "H100" is the "H100 SXM"."""
 
 LADDER: tuple[Level, ...] = (

@@ -12,13 +12,14 @@ from collections import Counter
 
 import numpy as np
 
-from course.cost import whole
+from course.cost import shown, whole
 
 
 class Hbm:
     """Counts the bytes that cross the boundary, by the name of the tensor they belong to.
 
-    itemsize: bytes an element, a whole number, or ValueError.
+    itemsize: bytes an element. ValueError where it or `times` is no whole number, 1 or more, and
+    for a tile that is no array.
     """
 
     def __init__(self, itemsize: int = 2):
@@ -26,15 +27,27 @@ class Hbm:
         self.read_by_name: Counter[str] = Counter()
         self.written_by_name: Counter[str] = Counter()
 
-    def load(self, name: str, tile: np.ndarray, *, times: int = 1, itemsize: int = 0) -> np.ndarray:
+    def load(
+        self, name: str, tile: np.ndarray, *, times: int = 1, itemsize: int | None = None
+    ) -> np.ndarray:
         """A copy of the tile, on the chip; `times` where several programs load the same one."""
-        self.read_by_name[name] += tile.size * times * (itemsize or self.itemsize)
+        self.read_by_name[name] += self._moved(tile, times, itemsize)
         return tile.copy()
 
-    def store(self, name: str, tile: np.ndarray, value: np.ndarray, *, itemsize: int = 0) -> None:
+    def store(
+        self, name: str, tile: np.ndarray, value: np.ndarray, *, itemsize: int | None = None
+    ) -> None:
         """Write a value over a tile of main memory."""
-        self.written_by_name[name] += tile.size * (itemsize or self.itemsize)
+        moved = self._moved(tile, 1, itemsize)
         tile[...] = value
+        self.written_by_name[name] += moved
+
+    def _moved(self, tile, times, itemsize):
+        if not isinstance(tile, np.ndarray | np.generic):
+            raise ValueError(f"A tile is a part of a NumPy array, and this is {shown(tile)}.")
+        itemsize = self.itemsize if itemsize is None else itemsize
+        times, itemsize = whole(1, times=times, itemsize=itemsize)
+        return tile.size * times * itemsize
 
     @property
     def read(self) -> int:

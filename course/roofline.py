@@ -7,9 +7,10 @@ of bytes / bandwidth and FLOPs / peak. It leaves out overhead, such as the launc
 from __future__ import annotations
 
 from math import isfinite
+from numbers import Real
 
-from course.cost import Cost
-from course.hardware import Gpu
+from course.cost import Cost, shown
+from course.hardware import LEAST_RATE, Gpu
 
 
 def ridge(gpu: Gpu, dtype: str = "fp16") -> float:
@@ -19,19 +20,19 @@ def ridge(gpu: Gpu, dtype: str = "fp16") -> float:
 
 def attainable(intensity: float, gpu: Gpu, dtype: str = "fp16") -> float:
     """The highest rate, in FLOP/s, that this intensity allows: min(peak, intensity × bandwidth)."""
-    if not intensity >= 0:
-        raise ValueError(f"Arithmetic intensity must be 0 or more, and is {intensity!r}.")
+    if not (isinstance(intensity, Real) and intensity >= 0):
+        raise ValueError(f"Arithmetic intensity must be 0 or more, and is {shown(intensity)}.")
     return min(_gpu(gpu).peak_for(dtype), intensity * gpu.bandwidth)
 
 
 def memory_time(cost: Cost, gpu: Gpu) -> float:
     """Seconds to move the bytes at full bandwidth."""
-    return cost.bytes / _gpu(gpu).bandwidth
+    return _cost(cost).bytes / _gpu(gpu).bandwidth
 
 
 def compute_time(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> float:
     """Seconds to do the arithmetic at the dense peak."""
-    return cost.flops / _gpu(gpu).peak_for(dtype)
+    return _cost(cost).flops / _gpu(gpu).peak_for(dtype)
 
 
 def time(cost: Cost, gpu: Gpu, dtype: str = "fp16") -> float:
@@ -57,13 +58,25 @@ def bandwidth_utilisation(rate: float, gpu: Gpu) -> float:
 def _gpu(gpu: Gpu) -> Gpu:
     """The GPU itself; a ValueError for its name."""
     if not isinstance(gpu, Gpu):
-        raise ValueError(f"A GPU is an entry of GPUS, such as GPUS['H100 SXM'], and not {gpu!r}.")
+        raise ValueError(
+            f"A GPU is an entry of GPUS, such as GPUS['H100 SXM'], and not {shown(gpu)}."
+        )
     return gpu
 
 
+def _cost(cost: Cost) -> Cost:
+    if not isinstance(cost, Cost):
+        raise ValueError(f"A cost comes out of course.cost, as a Cost, and this is {shown(cost)}.")
+    return cost
+
+
 def _fraction(rate: float, peak: float, unit: str, name: str) -> float:
-    if not (isfinite(rate) and rate >= 0):
-        raise ValueError(f"A rate must be finite and 0 or more, and is {rate!r} {unit}.")
+    if not (isinstance(rate, Real) and isfinite(rate) and rate >= 0):
+        raise ValueError(f"A rate must be finite and 0 or more, and is {shown(rate)} {unit}.")
+    if 0 < rate < LEAST_RATE:
+        raise ValueError(
+            f"{rate!r} {unit} is less than any machine does: was a 1e9 or 1e12 left out?"
+        )
     if rate > peak:
         raise ValueError(
             f"{rate:.4g} {unit} is {rate / peak:.0%} of {name}, {peak:.4g} {unit}. "

@@ -342,9 +342,10 @@ def test_values_that_do_not_fit_are_refused(scores, values):
         update(State.empty(3), scores, values)
 
 
-def test_states_of_different_width_are_refused():
-    with pytest.raises(ValueError, match="different widths"):
-        merge(State.empty(3), State.empty(1))
+@pytest.mark.parametrize("other", [State.empty(1), State.empty(3, (2,)), State.empty(3, (1,))])
+def test_states_of_different_shapes_are_refused(other):
+    with pytest.raises(ValueError, match="different shapes"):
+        merge(State.empty(3), other)
 
 
 @pytest.mark.parametrize("x", [["a", "b"], [1j], [None]])
