@@ -134,6 +134,15 @@ class TestEveryQuestion:
         assert item.verdict(...)[0] == "open"
 
 
+def test_a_part_that_is_not_right_yet_is_taken_from_the_course(capsys):
+    assert toy.use(mean) is mean and capsys.readouterr().out == ""
+    for attempt in (..., in_place):
+        assert toy.use(attempt) is toy.answer
+        assert capsys.readouterr().out == (
+            "Row mean: until yours is right, the cells below use the course's.\n"
+        )
+
+
 @pytest.mark.parametrize("item", [*items(Exercise), *items(Question)])
 def test_every_one_is_asked_in_a_notebook(item, request):
     name = request.node.callspec.id.split(".")[-1]

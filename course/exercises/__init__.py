@@ -144,6 +144,17 @@ class Exercise(_Item):
             say += [f"Input: {describe(cases[first])}. Again: .check(..., seed={seed})"]
         return self._say("wrong", *say)
 
+    def use(self, attempt, seed: int | None = None):
+        """The attempt where it is right; else the solution, and a line that says so.
+
+        For a part that later cells need: `step = ex.step.use(step)`.
+        """
+        seed = secrets.randbelow(2**32) if seed is None else seed
+        if self.verdict(attempt, seed)[0] == "right":
+            return attempt
+        print(_lines(f"{self.name}: until yours is right, the cells below use the course's."))
+        return self.answer
+
     def solution(self) -> None:
         """Print the source of the solution."""
         print(source(self.answer).rstrip() or repr(self.answer))
