@@ -166,7 +166,7 @@ def merge_kernel(
 
 
 START = 256  # what a program costs before and after its keys, in keys; measured on an H200
-GATHER = 64  # pages of fewer keys than this are gathered key by key
+GATHER = 64  # pages of fewer keys than this, or of no multiple of it, are gathered key by key
 
 
 def choose(rows, d, itemsize, shared_memory, page=None):
@@ -175,13 +175,16 @@ def choose(rows, d, itemsize, shared_memory, page=None):
     Waiting for memory is all there is to do, so K and V in flight fill the shared memory. Eight
     warps, from 128 rows on, share each tile of keys.
     """
-    block_q = max(16, min(128, triton.next_power_of_2(rows)))
     row_bytes = tiles.padded(d) * itemsize
-    for block_kv, stages in ((128, 3), (64, 3), (64, 2), (32, 2), (16, 1)):
-        takes = (block_q + 2 * stages * block_kv) * row_bytes + 1024
-        if takes <= shared_memory and (page is None or page < GATHER or page % block_kv == 0):
-            tile = tiles.Tile(block_q, block_kv, 8 if block_q == 128 else 4, stages)
-            return tile, max(1, min(4, shared_memory // takes))
+    block_q = max(16, min(128, triton.next_power_of_2(rows)))
+    while block_q >= 16:
+        for block_kv, stages in ((128, 3), (64, 3), (64, 2), (32, 2), (16, 1)):
+            takes = (block_q + 2 * stages * block_kv) * row_bytes + 1024  # and some barriers
+            whole = page is None or page < GATHER or page % GATHER or page % block_kv == 0
+            if takes <= shared_memory and whole:
+                tile = tiles.Tile(block_q, block_kv, 8 if block_q == 128 else 4, stages)
+                return tile, max(1, min(4, shared_memory // takes))
+        block_q //= 2
     raise ValueError(
         f"no tile fits this GPU: a block may use {shared_memory:,} bytes of shared memory, too few "
         f"for head dimension {d} with {itemsize} bytes an element."
