@@ -11,8 +11,8 @@ help:  ## this list
 env: .venv/installed  ## create .venv and install the course with its pins (the first step of all others)
 
 .venv/installed: environment.yml constraints.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	  || { echo "The course needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing). Install one, or name it: make lab PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
+	  || { echo "The course needs Python 3.11 to 3.14, and '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing). Install one, or name it: make lab PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 	  || { echo "'$(PYTHON)' has no venv module. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv

@@ -136,13 +136,22 @@ def test_the_specs_of_environment_yml_are_conda_specs():
     assert ENVIRONMENT["channels"] == ["conda-forge"]
 
 
-def test_every_file_names_the_same_python():
+PYTHONS = [f"3.{minor}" for minor in (11, 12, 13, 14)]
+
+
+def test_every_file_names_the_same_pythons():  # E3
     wanted = SpecifierSet(PROJECT["requires-python"])
-    conda = SpecifierSet(str(MatchSpec(ENVIRONMENT["dependencies"][0]).version))
-    for minor in (11, 12, 13):
-        assert f"3.{minor}.0" in wanted and f"3.{minor}.0" in conda
-    assert "3.10.9" not in wanted and "3.10.9" not in conda
-    assert "sys.version_info < (3, 11)" in (ROOT / "Makefile").read_text()
+    assert [f"3.{minor}" for minor in range(30) if f"3.{minor}.2" in wanted] == PYTHONS
+    for page in ("README.md", "CONTRIBUTING.md", "Makefile"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in text and "or newer" not in text
+    assert "not (3, 11) <= sys.version_info < (3, 15)" in text  # the Makefile's check
+
+
+def test_repo2docker_reads_the_python_of_environment_yml():  # E1
+    """It looks for this pattern, in the line after another, and for nothing else."""
+    (python,) = re.findall(r"python\s*=+\s*([\d\.]*)", ENVIRONMENT["dependencies"][0])
+    assert python in PYTHONS
 
 
 def test_the_pip_lines_install_this_package_with_its_pins():
@@ -183,7 +192,7 @@ def test_every_direct_dependency_is_pinned_and_this_run_used_the_pin(name):
         assert pin.specifier.contains(installed), f"tested with {name} {installed}"
 
 
-@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
+@pytest.mark.parametrize("python", [f"{python}.0" for python in PYTHONS])
 def test_every_pin_admits_every_python_that_the_course_does(python):
     """Debian 12 has Python 3.11.2, and a pin that asked for 3.11.5 once stopped `make lab` there."""
     for name, pin in PINS.items():
@@ -238,12 +247,16 @@ def test_every_make_target_that_the_pages_name_exists():
     [
         (
             '[ "$1" = --version ] && echo Python 3.9.1 && exit; exit 1',
-            "3.11 or newer, and .* is Python 3.9.1",
+            "3.11 to 3.14, and .* is Python 3.9.1",
         ),
-        ("exit 127", "3.11 or newer, and .* is missing"),
+        (
+            '[ "$1" = --version ] && echo Python 3.15.0 && exit; exit 1',
+            "3.11 to 3.14, and .* is Python 3.15.0",
+        ),
+        ("exit 127", "3.11 to 3.14, and .* is missing"),
         ('case "$2" in *venv*) exit 1;; esac', "has no venv module"),
     ],
-    ids=["old Python", "no Python", "no venv"],
+    ids=["old Python", "new Python", "no Python", "no venv"],
 )
 def test_what_is_missing_is_said_in_one_line(tmp_path, script, line):
     shutil.copy(ROOT / "Makefile", tmp_path)
