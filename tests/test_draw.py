@@ -1,6 +1,9 @@
 """The look, the static figures, and how a picture shows in a notebook."""
 
+import os
 import re
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
@@ -64,6 +67,33 @@ def test_text_on_levels_has_contrast():
 
 def test_importing_draw_sets_the_look():
     assert mpl.rcParams["font.size"] == theme._LOOK["font.size"]
+
+
+def test_a_matplotlibrc_of_the_readers_own_changes_nothing(tmp_path):  # E2
+    rc = tmp_path / "matplotlibrc"
+    rc.write_text(
+        "text.usetex: True\nsavefig.bbox: tight\npath.sketch: 1, 100, 2\nfont.size: 40\n"
+        "figure.dpi: 30\nsavefig.dpi: 30\naxes.grid: True\nsvg.fonttype: path\n",
+        encoding="utf-8",
+    )
+    code = (
+        "import hashlib, sys; from pathlib import Path\n"
+        "from course import explore, hardware; from course.draw import roofline, show, static\n"
+        "static.load_all(); names = sorted(static.STATIC)[:3]\n"
+        "seen = [static.save(name, Path(sys.argv[1])).read_bytes() for name in names]\n"
+        "seen += [show(roofline.roofline, hardware.GPUS['T4'], [])._repr_html_().encode()]\n"
+        "seen += [explore.roofline().png()]\n"
+        "print(*(hashlib.sha256(x).hexdigest() for x in seen))"
+    )
+    seen = []
+    for env in ({}, {"MATPLOTLIBRC": str(rc)}):
+        command, env = [sys.executable, "-c", code, str(tmp_path)], os.environ | env
+        done = subprocess.run(
+            command, cwd=FIGURES.parent, env=env, capture_output=True, text=True, encoding="utf-8"
+        )
+        assert done.returncode == 0, done.stderr
+        seen.append(done.stdout.split())
+    assert len(seen[0]) == 5 and seen[0] == seen[1]
 
 
 def test_every_static_figure_is_kept_and_nothing_else():

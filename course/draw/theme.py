@@ -104,5 +104,10 @@ _LOOK = {
 
 
 def apply() -> None:
-    """Set the look for every figure from here on. Importing `course.draw` does it once."""
+    """Set the look for every figure from here on. Importing `course.draw` does it once.
+
+    It starts from matplotlib's defaults: a matplotlibrc of the reader's own, with LaTeX or sketched
+    lines, would change the pictures or stop them.
+    """
+    mpl.rcdefaults()
     mpl.rcParams.update(_LOOK)
