@@ -7,6 +7,7 @@ from course import cost, measure
 from course.kernels import launch, notebook_forward, tiles
 from course.kernels.forward import forward_kernel
 from course.kernels.guard import grid
+from course.kernels.report import occupancy
 from course.records.attention_speed import TOKENS, WIDTH, _flow
 
 LENGTHS = (4096, 16_384)
@@ -104,11 +105,14 @@ def _cell(d, causal, n):
             "rung": name, "d": d, "causal": causal, "n": n, "seconds": seconds, "low": low,
             "high": high, "flops": flops / seconds,
         }  # fmt: skip
-        if name in made:
-            point |= {
-                "tile": list(rungs[name][1]),
-                "registers": made[name].n_regs,
-                "spilled_bytes": 4 * made[name].n_spills,
-                "shared_bytes": made[name].metadata.shared,
-            }
-        yield point
+        yield point | (_takes(made[name], rungs[name][1]) if name in made else {})
+
+
+def _takes(compiled, tile):
+    """What a block of a loaded kernel takes, and how many an SM holds."""
+    arch, shared = tiles.gpu(0)[0], compiled.metadata.shared
+    blocks, limit = occupancy(compiled.n_regs, shared, tile.num_warps, arch)
+    return {
+        "tile": list(tile), "registers": compiled.n_regs, "spilled_bytes": 4 * compiled.n_spills,
+        "shared_bytes": shared, "blocks": blocks, "limited_by": limit,
+    }  # fmt: skip
