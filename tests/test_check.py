@@ -59,7 +59,9 @@ def test_looking_imports_no_triton():
     """D10: whoever imports it first decides about its interpreter."""
     code = "import sys; from course import check; check.look(); print('triton' in sys.modules)"
     root = Path(__file__).parent.parent
-    run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, encoding="utf-8"
+    )
     assert run.stdout.strip() == "False", run.stderr
 
 

@@ -89,7 +89,12 @@ def test_a_matplotlibrc_of_the_readers_own_changes_nothing(tmp_path):  # E2
     for env in ({}, {"MATPLOTLIBRC": str(rc)}):
         command, env = [sys.executable, "-c", code, str(tmp_path)], os.environ | env
         done = subprocess.run(
-            command, cwd=FIGURES.parent, env=env, capture_output=True, text=True, encoding="utf-8"
+            command,
+            cwd=FIGURES.parent,
+            env=env,
+            capture_output=True,
+            encoding="utf-8",
+            encoding="utf-8",
         )
         assert done.returncode == 0, done.stderr
         seen.append(done.stdout.split())

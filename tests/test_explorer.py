@@ -364,7 +364,7 @@ def test_strict_nbval_passes_on_a_stored_explorer(tmp_path):
         return subprocess.run(
             [sys.executable, *command.split(), *sanitize, tmp_path / "n.ipynb"],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
         )
 
     assert (run := nbval()).returncode == 0, run.stdout

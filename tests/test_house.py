@@ -20,17 +20,26 @@ from rattler import MatchSpec
 from tools import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+def text(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+PYPROJECT = tomllib.loads(text("pyproject.toml"))
+PROJECT = PYPROJECT["project"]
+ENVIRONMENT = yaml.safe_load(text("environment.yml"))
 EXTRAS = [spec for extra in PROJECT["optional-dependencies"].values() for spec in extra]
 DIRECT = {r.name: r for r in map(Requirement, PROJECT["dependencies"] + EXTRAS)}
-LINES = (ROOT / "constraints.txt").read_text().splitlines()
+LINES = text("constraints.txt").splitlines()
 PINS = {r.name: r for r in map(Requirement, (x for x in LINES if x and x[0] != "#"))}
 
 
 def committed():
     """The files of the repository, or all there are where it is not a git checkout."""
-    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, encoding="utf-8"
+    )
     if listing.returncode:
         pytest.skip("not a git checkout")
     return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
@@ -38,7 +47,7 @@ def committed():
 
 def in_python(code):
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
     )
     return done.stdout.strip()
 
@@ -83,7 +92,7 @@ RANK = {name: rank for rank, row in enumerate(LAYERS.split("\n")) for name in ro
 
 def imported(path):
     """The part of the course that it needs, for each import of a module, in a function or not."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     package = path.relative_to(ROOT).with_suffix("").parts
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -116,7 +125,7 @@ def test_imports_point_one_way():
 def test_no_private_name_of_triton_is_imported():
     """D13: they move from version to version."""
     for path in sorted((ROOT / "course").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -124,6 +133,51 @@ def test_no_private_name_of_triton_is_imported():
                 names = [alias.name for alias in node.names]
             private = [n for n in names if n.startswith("triton.") and ("._" in n or "interp" in n)]
             assert not private, f"{path.relative_to(ROOT)}: {private}"
+
+
+# --- what is read and written -----------------------------------------------------------------
+
+
+def opens_text(call):
+    """Whether a call reads or writes a file as text, in the encoding of the machine if none is given."""
+    name = ast.unparse(call.func).rsplit(".", 1)[-1]
+    said = {keyword.arg for keyword in call.keywords}
+    if name in ("read_text", "write_text"):
+        return "encoding" not in said
+    method = isinstance(call.func, ast.Attribute)
+    if name != "open" or (method and ast.unparse(call.func.value) in ("Image", "os", "tokenize")):
+        return False
+    modes = [a.value for a in call.args[not method :] if isinstance(a, ast.Constant)]
+    return "encoding" not in said and not any("b" in str(mode) for mode in modes)
+
+
+def test_every_text_file_is_read_and_written_as_utf_8():  # E4
+    found = []
+    for path in [p for p in committed() if p.suffix == ".py"]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and opens_text(node):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found, found
+
+
+def test_a_locale_without_utf_8_changes_nothing(tmp_path):  # E4
+    code = (
+        "import locale, pathlib; from course import draw, explore, records; from course.draw import static\n"
+        "from course.exercises import start; from course.kernels.report import report\n"
+        "assert not locale.getencoding().lower().startswith('utf'), locale.getencoding()\n"
+        "explore.pyramid().still(); records.load('h200'); static.load_all()\n"
+        "static.save('online_rescale', pathlib.Path('.'))\n"
+        "for cached in (False, True):\n"
+        "    print(report('forward', d=64, block_q=32, block_kv=32, num_warps=4))\n"
+        "    report.__globals__['_facts'].cache_clear()\n"
+    )
+    plain = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "utf-8"}
+    env = os.environ | plain | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    *_, first, again = done.stdout.splitlines()
+    assert first == again and "registers" in first
 
 
 # --- what is installed ------------------------------------------------------------------------
@@ -143,9 +197,9 @@ def test_every_file_names_the_same_pythons():  # E3
     wanted = SpecifierSet(PROJECT["requires-python"])
     assert [f"3.{minor}" for minor in range(30) if f"3.{minor}.2" in wanted] == PYTHONS
     for page in ("README.md", "CONTRIBUTING.md", "Makefile"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in text and "or newer" not in text
-    assert "not (3, 11) <= sys.version_info < (3, 15)" in text  # the Makefile's check
+        assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in text(page)
+        assert "or newer" not in text(page)
+    assert "not (3, 11) <= sys.version_info < (3, 15)" in text("Makefile")
 
 
 def test_repo2docker_reads_the_python_of_environment_yml():  # E1
@@ -162,7 +216,9 @@ def test_the_pip_lines_install_this_package_with_its_pins():
 def make(command, folder, check=False):
     """Run make as a reader would, not as a part of the `make test` that runs this."""
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=check)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, encoding="utf-8", check=check
+    )
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
@@ -178,8 +234,7 @@ def test_lab_serves_the_whole_course():
     """Given only a notebook, JupyterLab serves its folder, and ../figures/ is then out of reach."""
     opens = "jupyter lab --notebook-dir=. notebooks/00_start_here.ipynb"
     assert opens in make(["make", "-n", "lab"], ROOT, check=True).stdout
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.count("jupyter lab ") == readme.count(opens) == 2
+    assert text("README.md").count("jupyter lab ") == text("README.md").count(opens) == 2
 
 
 @pytest.mark.parametrize("name", DIRECT)
@@ -216,14 +271,14 @@ def test_triton_is_asked_for_only_where_it_has_wheels(where):
 
 
 def test_all_data_files_are_packed():
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    packed = {pattern.rsplit(".", 1)[1] for pattern in patterns["package-data"]["course"]}
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["course"]
+    packed = {pattern.rsplit(".", 1)[1] for pattern in patterns}
     kinds = {path.suffix[1:] for path in committed() if path.is_relative_to(ROOT / "course")}
     assert kinds - {"py"} <= packed
 
 
 def test_the_citation_is_of_this_version():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    citation = yaml.safe_load(text("CITATION.cff"))
     assert citation["version"] == PROJECT["version"]
     assert citation["license"] == PROJECT["license"]
 
@@ -232,12 +287,12 @@ def test_the_citation_is_of_this_version():
 
 
 def make_targets():
-    return set(re.findall(r"^([a-z]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z]+):(?!=)", text("Makefile"), re.MULTILINE))
 
 
 def test_every_make_target_that_the_pages_name_exists():
     for page in ROOT.glob("*.md"):
-        named = set(re.findall(r"`make ([a-z]+)", page.read_text()))
+        named = set(re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8")))
         assert named <= make_targets(), f"{page.name} names {named - make_targets()}"
 
 
@@ -263,7 +318,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path, script, line):
     for name in ("environment.yml", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     python = tmp_path / "old-python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     python.chmod(0o755)
     run = ["make", "env", f"PYTHON={python}"]
     done = make(run, tmp_path)
@@ -283,10 +338,9 @@ def test_no_committed_file_names_a_machine():
     found = []
     for path in committed():
         try:
-            text = path.read_text(encoding="utf-8")
+            said = re.sub(r"base64,[A-Za-z0-9+/=]+", "", path.read_text(encoding="utf-8"))
         except UnicodeDecodeError:
             continue
-        text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
-        if path not in about_it and (match := pattern.search(text)):
+        if path not in about_it and (match := pattern.search(said)):
             found.append(f"{os.path.relpath(path, ROOT)}: {match[0]}")
     assert not found, found

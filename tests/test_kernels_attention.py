@@ -593,7 +593,9 @@ def test_masked_loads_name_their_fill():  # D11
 
 def python(code, **environment):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

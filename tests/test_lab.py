@@ -47,7 +47,7 @@ def jupyterlab(root, scratch):
     for name, values in SETTINGS.items():
         file = scratch / "settings" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(values))
+        file.write_text(json.dumps(values), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -63,7 +63,7 @@ def jupyterlab(root, scratch):
         *(f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"),
         *(f"--ServerApp.root_dir={root}", "--LabApp.extension_manager=readonly"),
     ]
-    with (scratch / "lab.log").open("w") as log:
+    with (scratch / "lab.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     address = f"http://127.0.0.1:{port}"
     try:
@@ -313,7 +313,7 @@ def key_to_picture(page, cell):
 
 def test_outside_jupyterlab_the_live_picture_hides_the_stored_one_before_it(page):
     """As in VS Code, where no class names of JupyterLab are."""
-    script = (ROOT / "course/explore/explorer.js").read_text()
+    script = (ROOT / "course/explore/explorer.js").read_text(encoding="utf-8")
     page.set_content(
         """<figure class="course-explorer-still">mine</figure><div id="live"></div>
         <figure class="course-explorer-still">the next cell's</figure>"""

@@ -13,7 +13,9 @@ from course import hardware, measure
 
 def test_importing_measure_loads_neither_torch_nor_triton():
     code = "import sys, course.measure; print({'torch', 'triton'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True
+    )
     assert done.stdout.strip() == "set()"
 
 
@@ -181,7 +183,7 @@ NCU_OUTPUT = """==PROF== Connected to process 7
 def test_dram_bytes_reads_what_ncu_prints(tmp_path, monkeypatch):
     """A stand-in for ncu: the same table, one list of kernels for each list of arguments."""
     ncu = tmp_path / "ncu"
-    ncu.write_text(f"#!/bin/sh\ncat <<'END'\n{NCU_OUTPUT}END\n")
+    ncu.write_text(f"#!/bin/sh\ncat <<'END'\n{NCU_OUTPUT}END\n", encoding="utf-8")
     ncu.chmod(0o755)
     monkeypatch.setattr(measure.shutil, "which", lambda name: str(ncu))
     naive, fused = measure.dram_bytes("some.module:call", [["naive"], ["fused"]])
@@ -199,7 +201,9 @@ def test_dram_bytes_says_in_one_line_why_it_cannot_count(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"not available .no `ncu`"):
         measure.dram_bytes("a:b", [[]])
     ncu = tmp_path / "ncu"
-    ncu.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM: no permission'\nexit 1\n")
+    ncu.write_text(
+        "#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM: no permission'\nexit 1\n", encoding="utf-8"
+    )
     ncu.chmod(0o755)
     monkeypatch.setattr(measure.shutil, "which", lambda name: str(ncu))
     with pytest.raises(RuntimeError, match="ERR_NVGPUCTRPERM") as error:

@@ -25,7 +25,9 @@ from course.hardware import GPUS, KiB
 from course.hbm import Hbm
 
 PATH = Path(__file__).resolve().parents[1] / "notebooks" / "05_online_softmax.ipynb"
-CELLS = [c for c in json.loads(PATH.read_text())["cells"] if c["cell_type"] == "code"]
+CELLS = [
+    c for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"
+]
 WORKED = ("1.1353", "1.5530", "2.1353", "4.3269", "2.786")
 online, stepper, tiles = (
     import_module(f"course.explore.{name}") for name in ("online", "stepper", "tiles")
@@ -72,9 +74,9 @@ def run(scores, values, block, start=-inf):
 @pytest.mark.parametrize(
     "text",
     [
-        PATH.read_text(),
+        PATH.read_text(encoding="utf-8"),
         said(cell_with("values = np.array([1.0, 2.0, 3.0, 4.0])")),
-        (PATH.parents[1] / "figures" / "online_worked_example.svg").read_text(),
+        (PATH.parents[1] / "figures" / "online_worked_example.svg").read_text(encoding="utf-8"),
         pictures.worked_example(Figure().subplots()),
         " ".join(
             online.describe(online.compute("worked example", 2, step, online.RIGHT))

@@ -183,8 +183,8 @@ def test_the_library_has_the_notebooks_lines():
     folder = ROOT / "course" / "kernels"
     mine, tile, forward = (
         definitions(PATH),
-        (folder / "tile.py").read_text(),
-        (folder / "forward.py").read_text(),
+        (folder / "tile.py").read_text(encoding="utf-8"),
+        (folder / "forward.py").read_text(encoding="utf-8"),
     )
     assert ast.unparse(tree(mine, "visible_keys")) == ast.unparse(tree(tile, "visible_keys"))
     (ours,), (theirs,) = (
@@ -299,7 +299,9 @@ def lines_of_a_compiler(tmp_path, code):
     (tmp_path / "nb06_compiled.py").write_text(head + definitions(PATH) + "\n", encoding="utf-8")
     env = os.environ | {"TRITON_INTERPRET": "0"}
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 
@@ -363,7 +365,7 @@ def test_d13_every_cell_runs_without_triton():
     code = f"""
 import json, sys
 sys.modules["triton"] = None
-cells = json.load(open({str(PATH)!r}))["cells"]
+cells = json.load(open({str(PATH)!r}, encoding="utf-8"))["cells"]
 space = {{}}
 for cell in cells:
     if cell["cell_type"] == "code":
@@ -374,7 +376,7 @@ print("compiled", space["compiled"](128, 128, 64, 4, 2))
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PATH.parent, env=env | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
+        capture_output=True, encoding="utf-8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("Triton has no wheel") >= 10

@@ -23,7 +23,7 @@ from course.units import seconds
 from tests.notebook_code import DEFINED, definitions
 
 PATH = Path(__file__).resolve().parents[1] / "notebooks" / "07_flash_backward.ipynb"
-EVERY = json.loads(PATH.read_text())["cells"]
+EVERY = json.loads(PATH.read_text(encoding="utf-8"))["cells"]
 CELLS = [c for c in EVERY if c["cell_type"] == "code"]
 PROSE = "\n".join("".join(c["source"]) for c in EVERY if c["cell_type"] == "markdown")
 explorer = import_module("course.explore.backward")
@@ -35,10 +35,10 @@ def nb(tmp_path_factory):
     """What the notebook defines: imports, functions, classes. Triton reads a kernel's own file."""
     path = tmp_path_factory.mktemp("nb07") / "notebook_07.py"
     code = definitions(PATH, (ast.Import, ast.ImportFrom, *DEFINED))
-    path.write_text(code + "\ndevice = 'cpu'\n")
+    path.write_text(code + "\ndevice = 'cpu'\n", encoding="utf-8")
     module = types.ModuleType("notebook_07")
     module.__file__ = str(path)
-    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
     return module
 
 

@@ -23,7 +23,9 @@ def test_every_notebook_keeps_the_conventions(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
 def test_every_notebook_has_exercises(path):
-    code = "\n".join("".join(c["source"]) for c in tool._code(json.loads(path.read_text())))
+    code = "\n".join(
+        "".join(c["source"]) for c in tool._code(json.loads(path.read_text(encoding="utf-8")))
+    )
     assert len(re.findall(r"\.check\(", code)) >= 3
 
 
@@ -66,9 +68,9 @@ def house(folder, text):
     """A notebook in a house of its own."""
     for name in ("figures", "notebooks"):
         (folder / name).mkdir()
-    (folder / "figures" / "a.svg").write_text("<svg/>")
+    (folder / "figures" / "a.svg").write_text("<svg/>", encoding="utf-8")
     path = folder / "notebooks" / "00_a.ipynb"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -82,7 +84,7 @@ def good(tmp_path):
 def after(tmp_path_factory):
     path = house(tmp_path_factory.mktemp("house"), nbformat.writes(GOOD))
     assert tool.main([str(path)]) == 0
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -92,13 +94,13 @@ def stored(tmp_path, after):
 
 
 def edit(path, change):
-    nb = json.loads(path.read_text())
+    nb = json.loads(path.read_text(encoding="utf-8"))
     change(nb)
-    path.write_text(tool.canonical(nbformat.from_dict(nb)))
+    path.write_text(tool.canonical(nbformat.from_dict(nb)), encoding="utf-8")
 
 
 def test_run_stores_outputs_and_is_canonical(stored):
-    nb = json.loads(stored.read_text())
+    nb = json.loads(stored.read_text(encoding="utf-8"))
     assert [c.get("execution_count") for c in nb["cells"]] == [
         None,
         None,
@@ -115,17 +117,17 @@ def test_run_stores_outputs_and_is_canonical(stored):
     assert nb["metadata"]["language_info"] == {"name": "python"}
     ids = [cell["id"] for cell in nb["cells"]]
     assert ids[:3] == ["a-title", "two-dots-become-one-figures-a-svg", "total-1-1"]
-    assert stored.read_text().endswith("}\n")
+    assert stored.read_text(encoding="utf-8").endswith("}\n")
 
 
 def test_running_twice_changes_nothing(stored):
-    before = stored.read_text()
+    before = stored.read_text(encoding="utf-8")
     assert tool.main([str(stored)]) == 0
-    assert stored.read_text() == before
+    assert stored.read_text(encoding="utf-8") == before
 
 
 def test_canonical_drops_what_changes_from_run_to_run(stored):
-    clean = stored.read_text()
+    clean = stored.read_text(encoding="utf-8")
     nb = json.loads(clean)
     nb["metadata"]["widgets"] = {"state": {}}
     nb["metadata"]["language_info"]["version"] = "3.11.2"
@@ -174,21 +176,21 @@ def test_force_notes_the_gpu_of_this_machine(stored, monkeypatch, here):
     edit(stored, lambda nb: nb["metadata"].update(course={"stored_on": "NVIDIA H200"}))
     monkeypatch.setattr(tool, "gpu", lambda: here)
     assert tool.main(["--force", str(stored)]) == 0
-    noted = json.loads(stored.read_text())["metadata"].get("course")
+    noted = json.loads(stored.read_text(encoding="utf-8"))["metadata"].get("course")
     assert noted == ({"stored_on": here} if here else None)
 
 
 def test_a_plain_run_notes_no_gpu(stored, monkeypatch):
     monkeypatch.setattr(tool, "gpu", lambda: "NVIDIA L4")
     assert tool.main([str(stored)]) == 0
-    assert "course" not in json.loads(stored.read_text())["metadata"]
+    assert "course" not in json.loads(stored.read_text(encoding="utf-8"))["metadata"]
 
 
 def test_an_error_stops_and_changes_nothing(good, capsys):
     edit(good, lambda nb: nb["cells"][2].update(source=["1 / 0"]))
-    before = good.read_text()
+    before = good.read_text(encoding="utf-8")
     assert tool.main([str(good)]) == 1
-    assert good.read_text() == before
+    assert good.read_text(encoding="utf-8") == before
     assert "00_a.ipynb: stopped by ZeroDivisionError" in capsys.readouterr().out
 
 
@@ -279,10 +281,12 @@ def test_each_rule_can_say_no(stored, change, problem, capsys):
 
 
 def test_check_changes_nothing_and_sees_what_is_not_canonical(stored, capsys):
-    stored.write_text(stored.read_text() + "\n")
-    before = stored.read_text()
+    stored.write_text(stored.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    before = stored.read_text(encoding="utf-8")
     assert tool.main(["--check", str(stored)]) == 1
-    assert "not canonical" in capsys.readouterr().out and stored.read_text() == before
+    assert (
+        "not canonical" in capsys.readouterr().out and stored.read_text(encoding="utf-8") == before
+    )
     assert tool.main(["--no-run", str(stored)]) == 0
 
 

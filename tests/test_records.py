@@ -32,7 +32,9 @@ def test_the_file_is_the_same_whatever_the_order_of_saving(folder):
         records.save({name: sections[name]}, "first")
     for name in "ba":
         records.save({name: sections[name]}, "second")
-    assert (folder / "first.json").read_text() == (folder / "second.json").read_text()
+    assert (folder / "first.json").read_text(encoding="utf-8") == (
+        folder / "second.json"
+    ).read_text(encoding="utf-8")
 
 
 def test_dumps_is_json_with_short_lines():

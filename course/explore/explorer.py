@@ -72,7 +72,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 HERE = pathlib.Path(__file__).parent
-STYLE = (HERE / "explorer.css").read_text()
+STYLE = (HERE / "explorer.css").read_text(encoding="utf-8")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 

@@ -258,21 +258,22 @@ def _facts(request: str) -> dict:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flash-course"
     path = folder / f"report-{name}.json"
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         facts = _ask(request)
     if facts == CRASHED:
         return facts
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(facts))
+        path.write_text(json.dumps(facts), encoding="utf-8")
     except OSError:
         pass  # a home that cannot be written to: compile again next time
     return facts
 
 
 def _sources():
-    return [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return [path.read_text(encoding="utf-8") for path in files]
 
 
 def _this_gpu():
@@ -296,7 +297,7 @@ def _child():
     command = [sys.executable, "-m", "course.kernels.report"]
     pipe = subprocess.PIPE
     child = subprocess.Popen(  # in a session of its own: who interrupts a notebook leaves it alive
-        command, stdin=pipe, stdout=pipe, env=env, text=True, start_new_session=True
+        command, stdin=pipe, stdout=pipe, env=env, encoding="utf-8", start_new_session=True
     )
     atexit.register(child.kill)
     return child
@@ -385,7 +386,7 @@ def _resource_usage(cubin, triton):
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         command = [tool, "--dump-resource-usage", path]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
     registers, stack, local = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", text).groups()
     return {"registers": int(registers), "spilled_bytes": max(int(stack), int(local))}
 

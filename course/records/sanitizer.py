@@ -20,7 +20,7 @@ def record() -> dict:
     found = {}
     for tool in TOOLS:
         command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", __name__]
-        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", env=env)
         summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)", done.stdout)
         last = (done.stdout + done.stderr).strip().splitlines()[-1:]
         found[tool] = {"looks_for": TOOLS[tool], "says": summary[-1] if summary else f"{last}"}
