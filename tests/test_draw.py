@@ -94,7 +94,6 @@ def test_a_matplotlibrc_of_the_readers_own_changes_nothing(tmp_path):  # E2
             env=env,
             capture_output=True,
             encoding="utf-8",
-            encoding="utf-8",
         )
         assert done.returncode == 0, done.stderr
         seen.append(done.stdout.split())
