@@ -49,17 +49,6 @@ def no_worse_than_pytorch(ours, theirs, exact):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_add_is_pytorch_s(shape, dtype):
-    x, y = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
-    ours = ew.add(x, y, block=64)
-    if dtype == torch.bfloat16 and DEVICE == "cpu":  # the interpreter cuts where a GPU rounds
-        torch.testing.assert_close(ours, x + y, rtol=2**-7, atol=0)
-    else:
-        assert torch.equal(ours, x + y)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
 def test_chain_and_its_gradients(shape, dtype):
     p, seed = 0.3, 11
     tensors = [random(*s, dtype=dtype, seed=i) for i, s in enumerate((shape, shape[-1:], shape))]
@@ -161,7 +150,6 @@ def test_softmax_of_adversarial_rows(one_block):
 def test_tensors_with_gaps():
     wide = random(6, 300)
     for x in (wide[:, ::3], wide.T, wide[:, 7:200], wide[::2], wide[0].expand(4, 300)):
-        assert torch.equal(ew.add(x, x), x + x)
         assert torch.allclose(ew.softmax(x), torch.softmax(x, -1), atol=1e-6)
         bias = wide.reshape(-1)[: 2 * x.shape[-1] : 2]
         ours = ew.bias_gelu_dropout_residual(x, bias, x, p=0)
@@ -170,7 +158,9 @@ def test_tensors_with_gaps():
 
 def test_a_view_that_keeps_its_sign_apart():
     z = torch.complex(random(1), random(1, seed=1)).conj().imag
-    assert z.is_neg() and torch.equal(ew.add(z, z), z + z)
+    assert z.is_neg() and torch.allclose(ew.softmax(-z), torch.softmax(-z, -1))
+    ours = ew.bias_gelu_dropout_residual(z, z, z, p=0)
+    assert torch.allclose(ours, F.gelu(z + z, approximate="tanh") + z)
 
 
 def test_case_a22_a_second_derivative_is_refused():
@@ -191,7 +181,7 @@ def test_case_a24_empty_tensors():
         out.sum().backward()
         assert x.grad.shape == shape and torch.equal(bias.grad, torch.zeros_like(bias))
         with torch.no_grad():
-            assert ew.add(x, x).shape == ew.softmax(x).shape == shape
+            assert ew.softmax(x).shape == shape
 
 
 def test_rows_more_than_2_to_the_31_elements_apart(tmp_path):
@@ -221,13 +211,11 @@ X = torch.ones(2, 8, device=DEVICE)
 @pytest.mark.parametrize(
     "call, says",
     [
-        (lambda: ew.add(X, X[:1]), "same shape"),
-        (lambda: ew.add(X, X.half()), "differ in dtype"),
-        (lambda: ew.add(X.int(), X.int()), "Use float16, bfloat16 or float32"),
-        (lambda: ew.add(X.double(), X.double()), "Use float16"),
+        (lambda: ew.bias_gelu_dropout_residual(X, X[0], X.half()), "differ in dtype"),
+        (lambda: ew.softmax(X.int()), "Use float16, bfloat16 or float32"),
+        (lambda: ew.softmax(X.double()), "Use float16"),
         (lambda: ew.softmax(X[0, 0]), "at least one axis"),
         (lambda: ew.softmax(X.clone().requires_grad_()), "no backward pass"),
-        (lambda: ew.add(X, X.clone().requires_grad_()), "no backward pass"),
         (lambda: ew.bias_gelu_dropout_residual(X, X, X), "last axis"),
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X[0]), "shape of x"),
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, p=1), "less than 1"),
@@ -237,11 +225,10 @@ X = torch.ones(2, 8, device=DEVICE)
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, block=2), "power of two, 4 to"),
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, seed=1.5), "integer"),
         (lambda: ew.bias_gelu_dropout_residual(X, X[0], X, seed=2**64), "64 bits"),
-        (lambda: ew.add(X, X, block=200), "power of two"),
-        (lambda: ew.add(X, X, block=-4), "power of two"),  # a grid of none would write nothing
-        (lambda: ew.add(X, X, block=2**20), "to 32,768"),
         (lambda: ew.softmax(X, one_block=0), "power of two"),
-        (lambda: ew.add(X, 1.0), "y is of type float. Make it a tensor"),
+        (lambda: ew.softmax(X, one_block=-4), "power of two"),  # a grid of none would write nothing
+        (lambda: ew.softmax(X, one_block=2**20), "to 32,768"),
+        (lambda: ew.softmax(1.0), "x is of type float. Make it a tensor"),
         (lambda: ew.softmax(X.cpu().numpy()), "ndarray"),
         (lambda: ew.softmax(X.to_sparse()), "sparse"),
         (lambda: ew.softmax(X.to("meta")), "on meta"),

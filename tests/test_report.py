@@ -74,8 +74,8 @@ def test_the_one_pass_that_was_measured(d):  # it runs on a GPU alone: here, tha
 
 
 def test_a_kernel_of_another_kind():
-    types = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), "*fp16") | {"n": "i64"}
-    r = resources("course.kernels.elementwise:add_kernel", types, {"BLOCK": 1024})
+    types = dict.fromkeys(("x_ptr", "out_ptr"), "*fp16") | {"n": "i64"}
+    r = resources("course.exercises.fusion:copy_kernel", types, {"BLOCK": 1024})
     assert r.shared_bytes == 0 and not r.tensor_cores and r.blocks_per_sm == 16  # 2048 / 128
 
 
@@ -146,7 +146,7 @@ def test_an_answer_is_kept_on_disk(empty_cache, monkeypatch):
 
 
 def test_a_home_that_cannot_be_written(empty_cache, monkeypatch):
-    (empty_cache / "file").write_text("")
+    (empty_cache / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(empty_cache / "file"))
     assert report("forward", **SMALL).registers
 
@@ -158,7 +158,7 @@ def test_a_child_that_dies_is_replaced(empty_cache):
     with pytest.raises(ValueError, match="crashed"):
         report("forward", num_stages=3, **SMALL)
     for path in empty_cache.rglob("report-*.json"):
-        assert "crashed" not in path.read_text()  # a crash is not kept
+        assert "crashed" not in path.read_text(encoding="utf-8")  # a crash is not kept
     assert report("forward", num_stages=3, **SMALL).registers
 
 
@@ -261,12 +261,11 @@ def test_a_number_of_numpy_is_a_number():
 
 @pytest.mark.parametrize("constants", [{"BLOCK": 1024}, {"BLOCK": np.int32(1024)}])
 def test_any_kernel_is_asked_as_strictly(constants):
-    add = "course.kernels.elementwise:add_kernel"
+    copy = "course.exercises.fusion:copy_kernel"
     half, bf16 = (
-        dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), kind) | {"n": "i64"}
-        for kind in ("*fp16", "*bf16")
+        dict.fromkeys(("x_ptr", "out_ptr"), kind) | {"n": "i64"} for kind in ("*fp16", "*bf16")
     )
-    assert resources(add, half, constants, maxnreg=None).registers
+    assert resources(copy, half, constants, maxnreg=None).registers
     for types, options, message in (
         (half, {"foo": 3}, "option 'foo' is unknown. Choose num_warps, num_stages, maxnreg"),
         (half, {"d": 64}, "option 'd' is unknown"),
@@ -275,9 +274,9 @@ def test_any_kernel_is_asked_as_strictly(constants):
         (bf16, {"arch": 75}, "bf16"),
     ):
         with pytest.raises(ValueError, match=message):
-            resources(add, types, constants, **options)
+            resources(copy, types, constants, **options)
     with pytest.raises(ValueError, match="a type cannot be a constant"):
-        resources(add, half, {"BLOCK": int})
+        resources(copy, half, {"BLOCK": int})
 
 
 def test_it_is_ptxas_that_says_why(empty_cache, capfd):
@@ -327,7 +326,7 @@ def test_every_tile_of_the_table_is_reported(kernel, monkeypatch):
 
 def test_what_does_not_compile_says_so_in_one_line():
     with pytest.raises(ValueError, match="does not compile for sm_90") as error:
-        resources("course.kernels.elementwise:add_kernel", {}, {})
+        resources("course.exercises.fusion:copy_kernel", {}, {})
     assert "\n" not in str(error.value)
 
 

@@ -1,4 +1,4 @@
-"""Figures of fusion: trips to memory, programs over a vector, and what was measured on a chain."""
+"""Figures of fusion: trips to memory, two kinds of fusion, and what was measured on a chain."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from course import cost
 from course.cost import OPS, Cost, Op
 from course.draw.static import static
-from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT, FlowStyle
+from course.draw.theme import FLOWS, GRID, INK, LEVELS, PAPER, SOFT, FlowStyle
 from course.hardware import Gpu
+from course.tables import Table
 from course.units import decimal, seconds
 
 CHAIN = ("bias", "gelu", "stored dropout", "residual")  # what PyTorch runs: it stores the mask
@@ -90,11 +91,6 @@ def _arrows(ax, x, width, reads, writes):
                 bbox=dict(fc=PAPER, ec="none", pad=1.2))  # fmt: skip
 
 
-@static("four_trips", size=(10, 3.6))
-def _(ax):
-    return trips(ax, [Op(name) for name in ("bias", "gelu", "dropout", "residual")])
-
-
 @static("exact_trips", size=(10, 3.6))
 def _(ax):
     return trips(ax, [OPS[name] for name in FUSED])
@@ -159,44 +155,6 @@ def _(axes):
     return two_kinds(axes)
 
 
-# --- programs ---------------------------------------------------------------------------------
-
-
-def programs(ax, n: int = 10, block: int = 4) -> str:
-    """A vector of n elements shared out to programs of `block` elements; the last one is masked."""
-    count = -(-n // block)
-    ax.set(xlim=(-2.2, count * (block + 0.5)), ylim=(-0.45, 2.55), xticks=(), yticks=())
-    ax.axis("off")
-    for y, text in ((2.05, "program id"), (1.0, "offsets"), (0.05, "mask")):
-        ax.text(-2.15, y, text, va="center", fontsize=13, weight="bold")
-    for program in range(count):
-        left = program * (block + 0.5)
-        ax.text(left + block / 2, 2.05, f"{program}", ha="center", va="center", fontsize=16,
-                weight="bold", color=FLOWS["flash"].colour)  # fmt: skip
-        ax.plot([left + 0.08, left + block - 0.08], [1.7, 1.7], lw=2, color=FLOWS["flash"].colour)
-        for lane in range(block):
-            offset = program * block + lane
-            inside = offset < n
-            ax.add_patch(Rectangle((left + lane, 0.6), 1, 0.8, edgecolor=SOFT, lw=1.2,
-                                   facecolor=LEVELS["registers"].colour if inside else PAPER,
-                                   hatch="" if inside else "xx"))  # fmt: skip
-            ax.text(left + lane + 0.5, 1.0, f"{offset}", ha="center", va="center", fontsize=14,
-                    bbox=None if inside else dict(fc=PAPER, ec="none", pad=1))  # fmt: skip
-            ax.text(left + lane + 0.5, 0.05, "yes" if inside else "no", ha="center", va="center",
-                    fontsize=12, color=INK if inside else ACCENT)  # fmt: skip
-    over = count * block - n
-    return (
-        f"{n} elements shared out to {count} programs of {block}. Program i has the offsets from "
-        f"{block}·i to {block}·i + {block - 1}. "
-        f"The last program reaches {over} past the end: those lanes are masked."
-    )
-
-
-@static("programs", size=(10, 2.6))
-def _(ax):
-    return programs(ax)
-
-
 # --- measured beside predicted ----------------------------------------------------------------
 
 
@@ -220,30 +178,11 @@ def times(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> st
     )
 
 
-def bandwidths(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str:
-    """Counted bytes ÷ seconds on the GPU's own clock: the rate at which each flow seems to move."""
-    points = list(points)
-    _axes(ax, points, "counted bytes ÷ time", lambda y: decimal(y, "B/s"))
-    ax.axhline(gpu.bandwidth, color=LEVELS["hbm"].colour, lw=2)
-    ax.text(min(p["n"] for p in points), 1.12 * gpu.bandwidth, color=LEVELS["hbm"].colour,
-            s=f"HBM of the {gpu.name}: {decimal(gpu.bandwidth, 'B/s')}", va="bottom")  # fmt: skip
-    rate = lambda p: predicted(p["flow"], p["n"]).bytes / p["seconds"]  # noqa: E731
-    _measured(ax, points, mine, rate)
-    ax.set_ylim(top=4 * gpu.bandwidth)
-    ax.legend(loc="lower right")
-    last = _at(points, max)
-    said = ", ".join(f"{flow} {decimal(rate(p), 'B/s')}" for flow, p in last.items())
-    return (
-        f"Counted bytes divided by the time on the GPU, over n, beside the data sheet's "
-        f"{decimal(gpu.bandwidth, 'B/s')}. At n = {last['eager']['n']:,}: {said}."
-    )
-
-
 def dram(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str:
-    """Bytes that crossed to DRAM by the hardware's own counter, an element, and the count."""
+    """Bytes per element that crossed to DRAM by the hardware's own counter, and the count."""
     points = [p for p in points if "dram_read" in p]
     mine = [p for p in mine if "dram_read" in p]
-    _axes(ax, points, "DRAM bytes an element", lambda y: f"{y:g}n")
+    _axes(ax, points, "DRAM bytes per element", lambda y: f"{y:g}n")
     ax.set(yscale="linear", ylim=(0, 22), yticks=range(0, 21, 4))
     _predictions(ax, points, lambda flow, n: predicted(flow, n).bytes / n)
     counted = lambda p: (p["dram_read"] + p["dram_written"]) / p["n"]  # noqa: E731
@@ -264,8 +203,29 @@ def dram(ax, points: Iterable[dict], gpu: Gpu, mine: Iterable[dict] = ()) -> str
         for at in (_at(points, end) for end in (min, max))
     )
     return (
-        f"DRAM bytes an element by hardware counter, over n; the count says 19 and 6. Seen {said}."
+        f"DRAM bytes per element by hardware counter, over n; the count says 19 and 6. Seen {said}."
     )
+
+
+def clocks(record: dict, n: int, gpu: Gpu) -> Table:
+    """The chain at n elements: launches, what its bytes alone would take, and three clocks."""
+    rows = []
+    for flow in STYLES:
+        (p,) = [p for p in record["points"] if (p["flow"], p["n"]) == (flow, n)]
+        alone = predicted(flow, n).bytes / gpu.bandwidth
+        times = map(seconds, (alone, p["graph"], p["seconds"], p["wall"]))
+        rows.append([flow, p["launches"], *times])
+    names = ("launches", "bytes ÷ bandwidth", "in a graph", "on the GPU", "from Python")
+    return Table([f"n = {n:,}", *names], rows)
+
+
+def softmax_times(record: dict) -> Table:
+    """Seconds of a row softmax by the length of the row, in five kernels, PyTorch's one and ours."""
+    times = {(p["flow"], p["cols"]): seconds(p["seconds"]) for p in record["softmax"]}
+    flows = {"unfused": "five kernels", "torch": "PyTorch's one", "hand-written": "ours"}
+    lengths = sorted({cols for _, cols in times})
+    rows = [[f"{cols:,}", *(times[flow, cols] for flow in flows)] for cols in lengths]
+    return Table(["row length", *flows.values()], rows)
 
 
 def _axes(ax, points, what, words):

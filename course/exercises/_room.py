@@ -85,6 +85,18 @@ def one_writer(kernel, run, programs, rows):
     return done
 
 
+def writers(kernel, run, programs, size):
+    """(size,): the program that writes each number when it runs alone; −1 if none does, −2 if several.
+
+    run(kernel, *first) as for `one_writer`; the result that counts is its last.
+    """
+    alone, who = _alone(kernel), np.full(size, -1)
+    for program in range(programs):
+        own = run(alone, program)[-1] != GUARD
+        who[own] = np.where(who[own] == -1, program, -2)
+    return who
+
+
 def decorated(kernel):
     """Whether an autotuner or heuristics lie around the kernel, and add to its arguments."""
     kernel = kernel.fn if isinstance(kernel, Given) else kernel
@@ -100,6 +112,16 @@ def _alone(kernel):
     changed.body[0].args.args.insert(0, ast.arg("alone"))
     changed.body[0].body.insert(0, ast.parse("if tl.program_id(0) != alone: return").body[0])
     return rewritten(kernel, changed)
+
+
+def edited(kernel, *changes):
+    """The kernel with each (old, new) of `changes` put into its source: a wrong answer, say."""
+    text = source(kernel)
+    for old, new in changes:
+        if old not in text:
+            raise ValueError(f"{unwrap(kernel).__name__} has no {old!r}")
+        text = text.replace(old, new)
+    return rewritten(kernel, ast.parse(text))
 
 
 def rewritten(kernel, changed, **helpers):

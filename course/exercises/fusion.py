@@ -1,4 +1,4 @@
-"""Exercises of notebook 03: programs and masks, the traffic of a chain, a fused layer norm."""
+"""Exercises of notebook 03: small Triton kernels, the traffic of a chain, a fused layer norm."""
 
 import ast
 
@@ -10,11 +10,13 @@ from course.exercises._room import (
     GUARD,
     Given,
     decorated,
+    edited,
     empty,
     one_writer,
     results,
     rewritten,
     tensor,
+    writers,
 )
 from course.exercises._source import tree, with_helpers
 from course.hardware import MB
@@ -22,20 +24,6 @@ from course.kernels import tl, triton
 
 # --- questions on the way ---------------------------------------------------------------------
 
-four_trips = Question(
-    "Four small kernels",
-    task="Four operations, each its own kernel, each reading one tensor of n numbers and writing one. "
-    "As one kernel they read once and write once. How many times fewer bytes is that?",
-    answer=4,
-    wrong={
-        8: "The fused kernel has two trips as well: one read and one write.",
-        3: "Count the kernels: four, each with a read and a write.",
-        1: "The arithmetic stays the same. The trips between the kernels go away.",
-        16: "16n bytes are what the four kernels move. Divide by what the one kernel moves.",
-        1 / 4: "Upside down: how many times fewer, so a number above 1.",
-    },
-    explanation="Eight trips of 2n bytes in FP16 become two: 16n bytes become 4n.",
-)
 exact_trips = Question(
     "The exact count",
     difficulty=2,
@@ -240,84 +228,319 @@ inside_l2 = Question(
     "else is written to the L2 and read back from it.",
 )
 
-# --- offsets and mask -------------------------------------------------------------------------
+# --- the ladder: three small kernels ----------------------------------------------------------
 
 
-def offsets_and_mask(program, block, n):
-    """What one program of a kernel works on: offsets and mask, (block,) each."""
-    offsets = program * block + np.arange(block)
-    return offsets, offsets < n
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """out[i] = x[i]."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n
+    x = tl.load(x_ptr + offsets, mask=inside, other=0)
+    tl.store(out_ptr + offsets, x, mask=inside)
 
 
-def _any_integer(attempt, *args):
-    """What the attempt gives, with offsets of every whole-number type as int64."""
-    match attempt(*args):
-        case (np.ndarray() as offsets, mask) if offsets.dtype.kind in "iu":
-            return offsets.astype(np.int64), mask
-        case other:
-            return other
+@triton.jit
+def add_relu_times_kernel(a_ptr, b_ptr, c_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """out[i] = relu(a[i] + b[i]) · c[i]."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n
+    a = tl.load(a_ptr + offsets, mask=inside, other=0)
+    b = tl.load(b_ptr + offsets, mask=inside, other=0)
+    c = tl.load(c_ptr + offsets, mask=inside, other=0)
+    tl.store(out_ptr + offsets, tl.maximum(a + b, 0) * c, mask=inside)
 
 
-def _programs(rng):
-    """First, middle and last program; n that is no multiple of the block, and one that is."""
-    for block in (4, 8, 32):
-        n = int(rng.integers(2, 6)) * block + int(rng.integers(1, block - 1))
-        for program in (0, 1, n // block):
-            yield program, block, n
-    yield 2, 4, 12
+@triton.jit
+def row_max_kernel(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    """out[row] = the maximum of a row."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < cols
+    x = tl.load(x_ptr + row * cols + columns, mask=inside, other=-float("inf"))
+    tl.store(out_ptr + row, tl.max(x, axis=0))
 
 
-offsets = Exercise(
-    "Offsets and mask",
-    difficulty=1,
-    minutes=5,
-    task="Write offsets_and_mask(program, block, n): the offsets of this program, a NumPy array of `block` "
-    "whole numbers, and the mask, a NumPy array that is True where an offset lies inside n elements.",
-    answer=offsets_and_mask,
-    cases=_programs,
-    call=_any_integer,
-    hints=(
-        "Program 0 has 0 … block − 1, program 1 goes on from there.",
-        "np.arange(block) counts the lanes; add the place where the program starts.",
-        "The last valid offset is n − 1.",
+class NoMask(Exception):
+    """A load without a mask: it may read past the end, and no result need show it."""
+
+
+def _is_kernel(kernel):
+    if not hasattr(kernel, "__getitem__"):
+        raise ValueError("this is no kernel yet: write @triton.jit above its def")
+
+
+def _each_load_is_masked(kernel):
+    calls = [n for f in with_helpers(kernel) for n in ast.walk(tree(f)) if _is_load(n)]
+    if not all(_given(call, 1, "mask") for call in calls):
+        raise NoMask("a tl.load has no mask=, and on a GPU it may read past the end")
+
+
+def _vectors(count):
+    """Cases of `count` vectors: the last block is full in some and has one lane in others."""
+
+    def cases(rng):
+        for n, block in ((10, 4), (100, 16), (2048, 512), (5, 8), (33, 32)):
+            yield block, *(3 * rng.standard_normal((count, n))).astype(np.float32)
+
+    return cases
+
+
+def _launch_blocks(kernel, block, *arrays):
+    """(what lies behind out, out, which program wrote what) of a kernel on vectors."""
+    _is_kernel(kernel)
+    (n,), programs, device = arrays[0].shape, -(-len(arrays[0]) // block), kernels.device
+    room = 2048 * programs  # for a block of 1,024 that should not be there
+
+    def run(kernel, *first):
+        out = empty(n, room, device)
+        inputs = (tensor(x, room, device) for x in arrays)
+        kernel[(programs,)](*first, *inputs, out, n, BLOCK=block)
+        return results(room, (out, (n,)))
+
+    behind, out = run(kernel)
+    if out is None or (out == GUARD).any():
+        return behind, out, OWN
+    _each_load_is_masked(kernel)
+    who = np.arange(n) // block if decorated(kernel) else writers(kernel, run, programs, n)
+    return behind, out, _blocks(who, block)
+
+
+OWN = "each program writes its own block"
+
+
+def _blocks(who, block):
+    """OWN, or which program does something else."""
+    if (who == -2).any():
+        return f"several programs write element {np.argmax(who == -2)}"
+    for program in range(-(-len(who) // block)):
+        wanted = np.arange(program * block, min(program * block + block, len(who)))
+        mine = np.flatnonzero(who == program)
+        if not np.array_equal(mine, wanted):
+            some = ", ".join(map(str, mine[:4])) + ", …" * (len(mine) > 4)
+            return f"program {program} writes {some or 'nothing'}"
+    return OWN
+
+
+def _exact_blocks(formula):
+    def exact(block, *arrays):
+        out = formula(*(a.astype(np.float64) for a in arrays))
+        return np.full(2048 * -(-len(out) // block), GUARD), out, OWN
+
+    return exact
+
+
+START = "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
+MASKED = ", mask=inside, other=0"
+BLOCKS_WRONG = (  # what goes wrong in the first two lines of any kernel on vectors
+    (
+        (START, "tl.program_id(0) + tl.arange(0, BLOCK)"),
+        "Program 1 starts where program 0 ended: at BLOCK, not at 1.",
     ),
-    wrong=[
+    (
+        ("offsets < n", "offsets <= n"),
+        "Offset n is the first one outside: the last valid one is n − 1.",
+    ),
+    (
+        ("offsets < n", "tl.arange(0, BLOCK) < n"),
+        "Compare the offset in the vector with n, not the place in the block.",
+    ),
+    (
+        ("offsets < n", "offsets < BLOCK"),
+        "The vector ends at n. Compare the offsets with n, not with BLOCK.",
+    ),
+    (
+        (START, "tl.program_id(0) * BLOCK"),
+        "offsets is one number, the start of the block: add the lanes, tl.arange(0, BLOCK).",
+    ),
+    (("offsets < n", "offsets >= n"), "Upside down: True means that the lane takes part."),
+    (
+        (START, "tl.program_id(0) * 1024 + tl.arange(0, 1024)"),
+        "A block has BLOCK elements, which need not be 1,024: program 0 did the work of others.",
+    ),
+    (
+        (START, "tl.program_id(0) * 1024 + tl.arange(0, BLOCK)"),
+        "Programs lie BLOCK apart, which need not be 1,024: elements were left out.",
+    ),
+    (
+        (START, "tl.program_id(0) + tl.num_programs(0) * tl.arange(0, BLOCK)"),
+        "Neighbouring lanes should have neighbouring elements: a program has one piece.",
+    ),
+    (
+        (START, "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) + 1"),
+        "Counting starts at 0: the first element of program 0 is element 0.",
+    ),
+    (
+        (START, "tl.arange(0, BLOCK)"),
+        "All programs do the first block: the offsets need tl.program_id(0) * BLOCK.",
+    ),
+)
+
+
+def _blocks_wrong(kernel, *more):
+    """Wrong answers with their diagnoses, the common ones and those of this kernel."""
+    return kernels.available * [
+        (edited(kernel, change), diagnosis) for change, diagnosis in (*more, *BLOCKS_WRONG)
+    ]
+
+
+copy = Exercise(
+    "Copy",
+    minutes=5,
+    task="Write copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr). x and out: n numbers each. "
+    "out[i] = x[i]. Program p copies elements p · BLOCK to p · BLOCK + BLOCK − 1, as far as there are any. "
+    "It is launched with n / BLOCK programs, rounded up. Each load and each store has a mask.",
+    answer=copy_kernel,
+    cases=_vectors(1),
+    call=_launch_blocks,
+    reference=_exact_blocks(lambda x: x),
+    rtol=1e-6,
+    hints=(
+        "offsets: where the program starts, tl.program_id(0) * BLOCK, plus the lanes, tl.arange(0, BLOCK).",
+        "inside: the offsets below n.",
+        "tl.load(x_ptr + offsets, mask=inside, other=0), and tl.store(out_ptr + offsets, x, mask=inside).",
+    ),
+    wrong=_blocks_wrong(
+        copy_kernel,
         (
-            lambda p, block, n: ((o := p + np.arange(block)), o < n),
-            "Program 1 starts where program 0 ended: at `block`, not at 1.",
+            (", x, mask=inside", ", x"),
+            "The store has no mask: it writes past the end, where somebody else's numbers are.",
         ),
         (
-            lambda p, block, n: ((o := p * block + np.arange(block)), o <= n),
-            "Offset n is the first one outside: the last valid one is n − 1.",
+            (MASKED, ""),
+            "The load has no mask: it reads past the end. No result shows it, and a GPU may stop there.",
         ),
         (
-            lambda p, block, n: (p * block + np.arange(block), np.arange(block) < n),
-            "Compare the offset in the vector with n, not the place in the block.",
+            ("offsets, x,", "offsets, offsets,"),
+            "That stores the offsets. Store x, which was loaded.",
+        ),
+        (("(out_ptr", "(x_ptr"), "Nothing arrives in out: store to out_ptr + offsets."),
+    ),
+)
+
+add_relu_times_in_one = Exercise(
+    "relu(a + b) · c",
+    difficulty=2,
+    minutes=6,
+    task="Write add_relu_times_kernel(a_ptr, b_ptr, c_ptr, out_ptr, n, BLOCK: tl.constexpr). a, b, c and out: "
+    "n numbers each. out[i] = relu(a[i] + b[i]) · c[i], where relu(y) is y above 0 and else 0; "
+    "tl.maximum(y, 0) is the larger of the two. Programs and masks as before.",
+    answer=add_relu_times_kernel,
+    cases=_vectors(3),
+    call=_launch_blocks,
+    reference=_exact_blocks(lambda a, b, c: np.maximum(a + b, 0) * c),
+    rtol=1e-5,
+    hints=(
+        "offsets and inside as in the copy; then three loads, all with the same offsets and mask.",
+        "What stands between the loads and the store touches no memory: tl.maximum(a + b, 0) * c.",
+    ),
+    wrong=_blocks_wrong(
+        add_relu_times_kernel,
+        (("c, mask=inside", "c"), "The store has no mask: it writes past the end of out."),
+        (
+            ("b_ptr + offsets" + MASKED, "b_ptr + offsets"),
+            "A load has no mask: it reads past the end. No result shows it, and a GPU may stop there.",
+        ),
+        (("tl.maximum(a + b, 0)", "(a + b)"), "relu is missing: what is below 0 becomes 0."),
+        (
+            ("tl.maximum(a + b, 0) * c", "tl.maximum((a + b) * c, 0)"),
+            "relu comes before the product: a negative c makes the result negative.",
         ),
         (
-            lambda p, block, n: ((o := p * block + np.arange(block)), o >= n),
-            "Upside down: True means that the lane takes part.",
+            ("tl.maximum(a + b, 0)", "(tl.maximum(a, 0) + tl.maximum(b, 0))"),
+            "relu of the sum, not the sum of two relus.",
         ),
-        (
-            lambda p, block, n: ((o := np.arange(p * block, min(p * block + block, n))), o < n),
-            "A program always has `block` lanes, also the last one: the mask switches lanes off.",
-        ),
-        (
-            lambda p, block, n: ((o := p + np.arange(block) * -(-n // block)), o < n),
-            "Neighbouring lanes should read neighbouring elements: a program has one piece.",
-        ),
-        (
-            lambda p, block, n: ((o := p * block + np.arange(1, block + 1)), o < n),
-            "Counting starts at 0: the first element of program 0 is element 0.",
-        ),
-        (
-            lambda p, block, n: ((o := np.minimum(p * block + np.arange(block), n - 1)), o < n),
-            "Leave the offsets past the end as they are: the mask switches those lanes off.",
-        ),
-        (
-            lambda p, block, n: ((o := p * block + np.arange(block)) < n, o),
-            "The two are swapped: offsets first, then the mask.",
-        ),
+        (("tl.maximum(a + b", "tl.minimum(a + b"), "The larger of the two: tl.maximum."),
+        (("tl.maximum(a + b", "tl.maximum(a"), "b is not added."),
+        (("b, 0) * c", "b, 0)"), "The last step is missing: times c."),
+        (("b, 0) * c", "b, 0) + c"), "c is added. It should be multiplied."),
+        (("(out_ptr", "(a_ptr"), "Nothing arrives in out: store to out_ptr + offsets."),
+    ),
+)
+
+
+def _rows_to_reduce(rng):
+    """Rows of negative numbers, one of −∞ alone, and the maximum at the very end of a long row."""
+    for rows, cols, block in ((3, 5, 8), (2, 64, 64), (4, 33, 64), (2, 1500, 2048)):
+        x = rng.standard_normal((rows, cols)).astype(np.float32) - 8
+        x[-1, -1] = -1
+        yield x, block
+    yield np.full((2, 3), -np.inf, np.float32), 4
+
+
+def _launch_rows(kernel, x, block):
+    """(what lies behind out, out) of a kernel that makes one number of each row."""
+    _is_kernel(kernel)
+    rows, cols = x.shape
+    room, device = rows * max(block, 1024), kernels.device
+
+    def run(kernel, *first):
+        out = empty(rows, room, device)
+        kernel[(rows,)](*first, tensor(x, room, device), out, cols, BLOCK=block)
+        return results(room, (out, (rows, 1)))
+
+    done = one_writer(kernel, run, rows, 1)
+    filled = None if decorated(kernel) else _with_infinity(kernel)
+    return run(filled) if filled else done
+
+
+row_max = Exercise(
+    "The maximum of a row",
+    difficulty=2,
+    minutes=7,
+    task="Write row_max_kernel(x_ptr, out_ptr, cols, BLOCK: tl.constexpr). x: rows × cols numbers, row after "
+    "row; out: rows numbers. Program r finds the maximum of row r, which has cols ≤ BLOCK numbers: "
+    "tl.max(x, axis=0) is the largest number of a block. Rows may be all negative.",
+    answer=row_max_kernel,
+    cases=_rows_to_reduce,
+    call=_launch_rows,
+    reference=lambda x, block: (
+        np.full(len(x) * max(block, 1024), GUARD),
+        x.astype(np.float64).max(-1, keepdims=True),
+    ),
+    rtol=1e-6,
+    hints=(
+        "Row r starts at r · cols: load from x_ptr + row * cols + columns, where columns = tl.arange(0, BLOCK).",
+        "The lanes past the row must never win: mask=columns < cols, and other=-float('inf').",
+        "One number per program: tl.store(out_ptr + row, …), and that needs no mask.",
+    ),
+    wrong=kernels.available
+    * [
+        (edited(row_max_kernel, change), diagnosis)
+        for change, diagnosis in (
+            (
+                ('other=-float("inf")', "other=0"),
+                "The masked lanes are filled with 0, and 0 wins against a row of negative numbers.",
+            ),
+            (
+                (', other=-float("inf")', ""),
+                "What fills the masked lanes? Without other= a GPU may leave anything there, though the "
+                "interpreter fills in zeros. Give a number that never wins.",
+            ),
+            (
+                (', mask=inside, other=-float("inf")', ""),
+                "Without a mask the load goes on into the next row, and past the end of the last.",
+            ),
+            (
+                ('-float("inf")', "-1e30"),
+                "A very small number still wins against −∞. Fill with -float('inf').",
+            ),
+            (("row * cols", "row * BLOCK"), "Rows lie cols numbers apart, not BLOCK."),
+            (("x_ptr + row * cols", "x_ptr"), "All programs look at row 0: add row * cols."),
+            (
+                ("out_ptr + row,", "out_ptr + row * cols,"),
+                "out has one number per row: store at out_ptr + row.",
+            ),
+            (("out_ptr + row,", "out_ptr,"), "All programs store to one place: out_ptr + row."),
+            (
+                ("tl.arange(0, BLOCK)", "tl.arange(0, 1024)"),
+                "A row may be longer than 1,024: the block has BLOCK lanes.",
+            ),
+            (("tl.max(", "tl.sum("), "That is the sum of the row: tl.max."),
+            (("tl.max(", "tl.min("), "That is the smallest: tl.max."),
+            (("tl.max(x,", "tl.max(tl.abs(x),"), "The largest number, not the largest size."),
+            (("tl.max(", "tl.argmax("), "That is where the maximum stands, not what it is."),
+        )
     ],
 )
 
@@ -587,13 +810,11 @@ def _launch(kernel, *arrays):
     """(what lies behind out, out) of a kernel on NumPy arrays, as NumPy arrays.
 
     What a load leaves in masked lanes without other= is undefined. The interpreter fills in
-    zeros, so a sum over them would be right here and wrong on a GPU: they hold NaN in a second run.
+    zeros, so a sum over them would be right here and wrong on a GPU: they hold ∞ in a second run.
     """
-    if not hasattr(kernel, "__getitem__"):
-        raise ValueError("this is no kernel yet: write @triton.jit above its def")
-    device = "cuda" if kernels.available and not kernels.interpreted else "cpu"
+    _is_kernel(kernel)
     rows, cols = shape = arrays[0].shape
-    block = triton.next_power_of_2(cols)
+    block, device = triton.next_power_of_2(cols), kernels.device
 
     def run(kernel, *first):
         out = empty(shape, block, device)
@@ -602,32 +823,39 @@ def _launch(kernel, *arrays):
         return results(block, (out, shape))
 
     done = one_writer(kernel, run, rows, 1)
-    filled = None if decorated(kernel) else _with_nan(kernel)
+    filled = None if decorated(kernel) else _with_infinity(kernel)
     return run(filled) if filled else done
 
 
-def _with_nan(kernel):
-    """The kernel with other=NaN in each masked load that gives no other; None if each does.
+def _with_infinity(kernel):
+    """The kernel with other=∞ in each masked load that gives no other; None if each does.
 
     Loads in helpers count too.
     """
     functions = with_helpers(kernel)[::-1]  # what is called comes before what calls it
     trees = [tree(function) for function in functions]
-    calls = [n for t in trees for n in ast.walk(t) if isinstance(n, ast.Call) and _unfilled(n)]
+    calls = [n for t in trees for n in ast.walk(t) if _unfilled(n)]
     if not calls:
         return None
     for call in calls:
-        call.keywords.append(ast.keyword("other", ast.parse("float('nan')", mode="eval").body))
+        call.keywords.append(ast.keyword("other", ast.parse("float('inf')", mode="eval").body))
     new = {}
     for function, changed in zip(functions, trees, strict=True):
         new[function.__name__] = rewritten(function, changed, **new)
     return new[function.__name__]
 
 
-def _unfilled(call):
-    given = {keyword.arg for keyword in call.keywords}
-    masked, filled = len(call.args) > 1 or "mask" in given, len(call.args) > 2 or "other" in given
-    return ast.unparse(call.func) == "tl.load" and masked and not filled
+def _unfilled(node):
+    return _is_load(node) and _given(node, 1, "mask") and not _given(node, 2, "other")
+
+
+def _is_load(node):
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load"
+
+
+def _given(call, place, name):
+    """Whether a call has this argument, at its place or by its name."""
+    return len(call.args) > place or name in {keyword.arg for keyword in call.keywords}
 
 
 def _exact(*arrays):

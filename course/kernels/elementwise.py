@@ -1,4 +1,4 @@
-"""The Triton kernels of notebook 03: add, a fused chain with dropout, a fused row softmax.
+"""The Triton kernels of notebook 03: a fused chain with dropout, a fused row softmax.
 
 Each reads every input once and writes its output once (a softmax of very long rows reads twice).
 Arithmetic is in FP32, whatever the data type. Offsets are 64-bit, so a tensor may hold more than
@@ -17,33 +17,6 @@ ONE_BLOCK = 32768  # the longest row that one program holds in its registers
 
 
 @triton.jit
-def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    """out[i] = x[i] + y[i] for the BLOCK elements of this program."""
-    program = tl.program_id(0).to(tl.int64)
-    offsets = program * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < n
-    x = tl.load(x_ptr + offsets, mask=inside, other=0).to(tl.float32)
-    y = tl.load(y_ptr + offsets, mask=inside, other=0).to(tl.float32)
-    tl.store(out_ptr + offsets, x + y, mask=inside)
-
-
-def add(x, y, *, block=1024):
-    """x + y, of the same shape and data type. No backward pass."""
-    guard.tensors(x=x, y=y)
-    _check_forward_only(x, y)
-    _check_block("block", block, 1)
-    if x.shape != y.shape:
-        raise ValueError(f"x is {_shape(x)} and y is {_shape(y)}: make them the same shape")
-    x, y = x.contiguous().resolve_neg(), y.contiguous().resolve_neg()
-    out = torch.empty_like(x)
-    if out.numel():
-        grid = guard.grid(out.numel(), block, 1)
-        with guard.on_device(x):
-            add_kernel[grid](x, y, out, out.numel(), BLOCK=block)
-    return out
-
-
-@triton.jit
 def place(cols, BLOCK: tl.constexpr):
     """Row and first column of this program: it has BLOCK columns of one row."""
     program = tl.program_id(0)
@@ -53,8 +26,9 @@ def place(cols, BLOCK: tl.constexpr):
 
 @triton.jit
 def gelu(x):
-    """½x(1 + tanh(√(2/π)(x + 0.044715x³))), by ½(1 + tanh z) = 1 / (1 + exp(−2z))."""
-    return x / (1 + tl.exp2(x * (-2.302208198 - 0.102943241 * x * x)))  # −2 log₂(e) √(2/π) = −2.3…
+    """½x(1 + tanh(u/2)), u = 2√(2/π)(x + 0.044715x³); and ½(1 + tanh(u/2)) is σ(u)."""
+    u = 1.5957691216 * (x + 0.044715 * x * x * x)
+    return x * tl.sigmoid(u)
 
 
 @triton.jit
@@ -96,6 +70,21 @@ def chain_kernel(
     y = tl.where(kept(threshold, seed, row, first, cols, BLOCK), y * scale, 0)
     residual = tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0)
     tl.store(out_ptr + row * cols + columns, y + residual.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def plain_chain_kernel(x_ptr, bias_ptr, residual_ptr, out_ptr, cols, p, seed, BLOCK: tl.constexpr):
+    """The chain as notebook 03 writes it first, with a draw per number. It is there to be timed."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < cols
+    places = row * cols + columns
+    x = tl.load(x_ptr + places, mask=inside, other=0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0).to(tl.float32)
+    residual = tl.load(residual_ptr + places, mask=inside, other=0).to(tl.float32)
+    y = gelu(x + bias)
+    y = tl.where(tl.rand(seed, places) < p, 0, y / (1 - p))
+    tl.store(out_ptr + places, y + residual, mask=inside)
 
 
 @triton.jit(do_not_specialize=["threshold", "scale", "seed"])

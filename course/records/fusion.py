@@ -24,6 +24,7 @@ def record() -> dict:
         "kernel_seconds": {flow: [t for _, t in launched] for flow, launched in largest.items()},
         "points": [point(flow, rows) for flow in FLOWS for rows in ROWS],
         "softmax": list(_softmax_points()),
+        "draws": draws(),
         "compiled_code": compiled_code(),
     }
     method = (
@@ -66,6 +67,27 @@ def point(flow: str, rows: int) -> dict:
     }
 
 
+def draws(rows: int = ROWS[-1]) -> dict:
+    """Seconds of the hand-written chain by its way to draw random numbers: all else is the same."""
+    flows = {"one draw per number": "plain", "one draw for four": "hand-written"}
+    return {
+        name: measure.time(prepare(flow, rows), device="cuda", budget=0.1).median
+        for name, flow in flows.items()
+    }
+
+
+def at(record: dict, flow: str, n: int) -> dict:
+    """The recorded point of one flow at n elements."""
+    return next(p for p in record["points"] if (p["flow"], p["n"]) == (flow, n))
+
+
+def here() -> list[dict]:
+    """Points of each flow measured on the GPU of this machine, now; none where there is no GPU."""
+    if not measure.cuda_available():
+        return []
+    return [point(flow, rows) for flow in FLOWS for rows in (1, 100, 10_000)]
+
+
 def prepare(flow: str, rows: int):
     """A call that runs the chain once on (rows, COLS) random FP16 numbers."""
     import torch
@@ -77,6 +99,12 @@ def prepare(flow: str, rows: int):
         from course.kernels.elementwise import bias_gelu_dropout_residual
 
         return lambda: bias_gelu_dropout_residual(x, bias, residual, p=P, seed=1)
+    if flow == "plain":
+        from course.kernels.elementwise import plain_chain_kernel
+
+        out = torch.empty_like(x)
+        launch = plain_chain_kernel[rows, 1]  # COLS numbers per program, as the one above
+        return lambda: launch(x, bias, residual, out, COLS, P, 1, BLOCK=COLS, num_warps=1)
     chain = torch.compile(eager, dynamic=False) if flow == "compiled" else eager
     return lambda: chain(x, bias, residual)
 

@@ -42,9 +42,8 @@ def no_worse_than_pytorch(ours, theirs, exact):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_add_and_softmax(shape, dtype):
-    x, y = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
-    assert torch.equal(ew.add(x, y), x + y)
+def test_softmax(shape, dtype):
+    x = random(*shape, dtype=dtype)
     for one_block in (ew.ONE_BLOCK, 256):
         ours = ew.softmax(4 * x, one_block=one_block)
         no_worse_than_pytorch(ours, torch.softmax(4 * x, -1), torch.softmax(4 * x.double(), -1))
@@ -91,7 +90,9 @@ def test_the_mask_is_the_interpreter_s():
         "print(''.join('01'[int(k)] for k in (out != 0).flatten()))"
     )
     env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr
     here = mask((3, 70), 0.5, seed=2**33 + 5).flatten().tolist()
     assert done.stdout.split()[-1] == "".join("01"[int(k)] for k in here)
@@ -101,7 +102,7 @@ def test_case_a24_empty():
     x = torch.empty(0, 8, device="cuda", requires_grad=True)
     ew.bias_gelu_dropout_residual(x, x.new_zeros(8), x).sum().backward()
     assert x.grad.shape == (0, 8)
-    assert ew.softmax(x.detach()).shape == ew.add(x.detach(), x.detach()).shape == (0, 8)
+    assert ew.softmax(x.detach()).shape == (0, 8)
 
 
 def test_more_than_2_to_the_31_elements():
@@ -111,10 +112,6 @@ def test_more_than_2_to_the_31_elements():
     n = BEYOND + 1000
     x = torch.ones(n, device="cuda", dtype=torch.float16)
     x[-1000:] = 2
-    out = ew.add(x, x)
-    assert (out[-1000:] == 4).all() and (out[:1000] == 2).all()
-    assert (out[BEYOND - 1000 : BEYOND] == 2).all()
-    del out
 
     rows = x[: BEYOND + 992].view(-1, 32)  # the chain over rows, and over one row
     keep = ew.bias_gelu_dropout_residual(rows, x[:32], rows, p=0.5, seed=1) != rows
