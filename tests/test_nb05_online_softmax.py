@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from scipy.special import softmax
 
-from course import attention, cost
+from course import attention, cost, records
 from course import softmax as library
 from course.draw import softmax as pictures
 from course.draw import tiles as tile_pictures
@@ -25,9 +25,9 @@ from course.hardware import GPUS, KiB
 from course.hbm import Hbm
 
 PATH = Path(__file__).resolve().parents[1] / "notebooks" / "05_online_softmax.ipynb"
-CELLS = [
-    c for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"
-]
+ALL = json.loads(PATH.read_text(encoding="utf-8"))["cells"]
+CELLS = [c for c in ALL if c["cell_type"] == "code"]
+PROSE = "\n".join("".join(c["source"]) for c in ALL if c["cell_type"] == "markdown")
 WORKED = ("1.1353", "1.5530", "2.1353", "4.3269", "2.786")
 online, stepper, tiles = (
     import_module(f"course.explore.{name}") for name in ("online", "stepper", "tiles")
@@ -179,7 +179,9 @@ def test_a_first_block_of_minus_infinity_needs_the_guard():
 def test_without_alpha_the_sum_is_wrong(capsys):
     assert f"{nb.first_try(np.array([1.0, 3, 4, 2]), 2):.4f}" == "2.2707"
     assert "l = 2.2707" in capsys.readouterr().out
-    assert "first try 2.2707, wanted 1.5530" in said(cell_with("def first_try"))
+    first = said(cell_with("def first_try"))
+    assert "l = 2.2707" in first and "the right sum: False" in first
+    assert "1.5530" not in first  # it is asked for later
 
 
 def test_the_invariant_check_can_fail():
@@ -210,7 +212,7 @@ def test_where_a_running_sum_of_ones_stands_still(dtype, stop):
 
 
 def test_what_rounding_does_to_the_denominator():
-    exact, fp32, fp16 = said(cell_with("half, v_half = ")).splitlines()
+    exact, fp32, fp16 = said(cell_with("half, half_value = ")).splitlines()
     l = [float(line.split("l = ")[1].split(",")[0]) for line in (exact, fp32, fp16)]
     assert l[0] == l[1] > 1.1 * l[2]
     assert fp32.endswith("0.0%") and float(fp16.split()[-1].rstrip("%")) > 1
@@ -284,11 +286,27 @@ def test_c16_tiles_of_the_questions():
 
 
 def test_facts_at_scale():
+    """Ideal, asked and measured, as the prose has them."""
     text = said(cell_with("naive = cost.attention(4096, 128"))
     assert [line.split(": ")[1].split()[0] for line in text.splitlines()] == [
-        *("132", "130", "66", "34", "4")
+        *("132", "130", "66", "34", "4", "3.21")
     ]
+    times = [line.split(", ")[2].split()[0] for line in text.splitlines() if "asked" in line]
+    assert times == ["1.0", "2.0", "3.9"]
     assert cost.attention(4096, 128, flow="naive").bytes == 138_412_032
+    assert "4 MiB" in PROSE and "66 MiB with 128-row tiles" in PROSE and "3.2 MB" in PROSE
+
+
+def test_the_ridge_of_the_l2_lies_between_128_and_256_rows():
+    """By the fastest copy, and by the slope of the staircase between 16 and 32 MiB, too."""
+    text = said(cell_with("l2 = max("))
+    ridges = [int(line.split("ridge ")[1].split()[0]) for line in text.splitlines()]
+    assert ridges == [206, 176]
+    steps = {s["bytes"]: s["bandwidth"] for s in records.load("h200")["memory"]["staircase"]}
+    low, high = 2**24, 2**25
+    slope = (high - low) / (high / steps[high] - low / steps[low])
+    asked = {b: cost.attention(4096, 128, flow="tiled", block_q=b).intensity for b in (128, 256)}
+    assert asked[128] < GPUS["H200"].peak["fp16"] / slope < min(ridges) < max(ridges) < asked[256]
 
 
 # --- D15: tolerances --------------------------------------------------------------------------
@@ -361,8 +379,9 @@ def test_both_merge_trees_end_in_one_state():
 
 
 def test_rescale_shows_alpha_times_the_old_sum():
-    words = pictures.rescale(Figure().subplots(1, 3))
-    assert "1.1353 to 0.4177 to 1.5530" in words and "0.3679" in words
+    words = pictures.rescale(Figure().subplots(1, 2))
+    assert "from 1.1353 to 0.4177" in words and "0.3679" in words
+    assert "1.5530" not in words  # what the reader works out further down
 
 
 def test_the_budget_is_the_one_of_the_cost_model():

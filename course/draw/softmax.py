@@ -152,36 +152,39 @@ def _(ax):
 
 
 def rescale(axes, scores=SCORES, size=2) -> str:
-    """Three bar charts: the terms of ℓ after the first block, after α, after the second block."""
+    """Two bar charts: the terms of ℓ after the first block, and after the second one's α."""
     scores = np.asarray(scores, float)
-    first, both = scores[:size], scores[: 2 * size]
-    m_old, m = first.max(), both.max()
+    first, m_old, m = scores[:size], scores[:size].max(), scores[: 2 * size].max()
     alpha = np.exp(m_old - m)
     charts = (
-        (f"after block 1\nmeasured from m = {m_old:.0f}", np.exp(first - m_old)),
-        (f"times α = {alpha:.4f}\nmeasured from m = {m:.0f}", alpha * np.exp(first - m_old)),
-        (f"block 2 joins\nmeasured from m = {m:.0f}", np.exp(both - m)),
+        (f"after block 1: measured from m = {m_old:.0f}", np.exp(first - m_old)),
+        (f"times α: measured from m = {m:.0f}", alpha * np.exp(first - m_old)),
     )
+    x = np.arange(size)
     for ax, (title, terms) in zip(axes, charts, strict=True):
-        x = np.arange(len(terms))
-        ax.bar(x[:size], terms[:size], color=SEEN, width=0.7)
-        ax.bar(x[size:], terms[size:], color=NOW, hatch="//", edgecolor=PAPER, width=0.7)
-        for i, term in enumerate(terms):
-            ax.text(i, term + 0.02, f"{term:.4f}", ha="center", fontsize=12)
-        ax.text(0.98, 0.95, f"ℓ = {terms.sum():.4f}", ha="right", va="top", weight="bold",
-                transform=ax.transAxes)  # fmt: skip
-        ax.set(ylim=(0, 1.3), xlim=(-0.6, 2 * size - 0.4), title=title)
+        ax.bar(x, terms, color=SEEN, width=0.6)
+        ax.set(ylim=(0, 1.4), xlim=(-0.6, size - 0.3), yticks=(0, 0.5, 1), title=title)
+        ax.set_xticks(x, [f"s = {s:.0f}" for s in first])
         ax.title.set_fontsize(13)
-        ax.set_xticks(np.arange(2 * size), [f"s = {s:.0f}" for s in both])
+        ax.text(0.02, 0.96, f"ℓ = {terms.sum():.4f}", va="top", weight="bold",
+                transform=ax.transAxes)  # fmt: skip
+    before, after = (terms for _, terms in charts)
+    for i, term in enumerate(before):
+        axes[0].text(i, term + 0.02, f"{term:.4f}", ha="center", va="bottom", fontsize=12)
+    axes[1].bar(x, before, width=0.6, facecolor="none", edgecolor=ACCENT, ls="--", lw=1.5)
+    for i, term in enumerate(after):
+        axes[1].text(i + 0.33, term, f"{term:.4f}", va="center", fontsize=12)
+        axes[1].text(i, before[i] + 0.02, f"× {alpha:.4f}", ha="center", va="bottom", fontsize=12,
+                     color=ACCENT)  # fmt: skip
     axes[0].set_ylabel("term $e^{s - m}$ of ℓ")
-    sums = " to ".join(f"{terms.sum():.4f}" for _, terms in charts)
     return (
-        f"The terms of the running sum: when the maximum moves from {m_old:.0f} to {m:.0f}, every "
-        f"old term shrinks by the same factor {alpha:.4f}, then the new terms join. ℓ goes from {sums}."
+        f"The terms of the running sum: when the maximum moves from {m_old:.0f} to {m:.0f}, every old "
+        f"term shrinks by the same factor {alpha:.4f}, and so does their sum: ℓ goes from "
+        f"{before.sum():.4f} to {after.sum():.4f}."
     )
 
 
-@static("online_rescale", size=(11, 4.2), panels=(1, 3))
+@static("online_rescale", size=(10, 4), panels=(1, 2))
 def _(axes):
     return rescale(axes)
 

@@ -260,6 +260,89 @@ linear = Question(
     "L, is kept beside Q, K, V and O. So the work is quadratic and the memory linear.",
 )
 
+# --- the running sum --------------------------------------------------------------------------
+
+
+def add_block(m, l, s):
+    """(m, l) after one more block of scores s (b,): the maximum so far and Σ e^(s_j − m)."""
+    m_new = max(m, s.max())
+    return m_new, np.exp(m - m_new) * l + np.exp(s - m_new).sum()
+
+
+def _running(rng):
+    """(m, l, s): the maximum moves, or not, or far; the first block; scores huge and far below 0."""
+    yield 3.0, 1 + np.exp(-2), np.array([4.0, 2.0])
+    for m, shift in ((0.0, 2.0), (0.0, -4.0), (900.0, 3.0), (-3000.0, 1.0), (0.0, 2000.0)):
+        s = m + shift + rng.random(int(rng.integers(2, 6)))
+        yield m + rng.random(), 1 + rng.random(), rng.permutation(s)
+    yield -np.inf, 0.0, rng.standard_normal(3)
+
+
+def _add_block(m, l, s, alpha=lambda m, new: np.exp(m - new), reference=None, both=False):
+    new = max(m, s.max())
+    terms = np.exp(s - (new if reference is None else reference(m, s))).sum()
+    a = alpha(m, new)
+    return new, a * (l + terms) if both else a * l + terms
+
+
+add_block = Exercise(
+    "The running sum, mended",
+    difficulty=2,
+    minutes=5,
+    task="Write add_block(m, l, s): m is the largest score so far, l the sum of e^(score − m) so far, "
+    "and s the next block of scores, shape (b,). Return the new m and the new l. Before the first "
+    "block m is −∞ and l is 0.",
+    answer=add_block,
+    cases=_running,
+    hints=(
+        "The old sum was measured from m, the new terms from m_new. What brings it from m to m_new?",
+        "α = np.exp(m − m_new) multiplies the old l.",
+    ),
+    wrong=[
+        (
+            lambda *a: _add_block(*a, alpha=lambda m, new: 1.0),
+            "The old sum is added as it is: feet and metres. It is measured from m, not from m_new.",
+        ),
+        (
+            lambda *a: _add_block(*a, alpha=lambda m, new: np.exp(new - m)),
+            "Upside down: terms measured from a larger maximum are smaller. α is exp(m − m_new).",
+        ),
+        (
+            lambda *a: _add_block(*a, alpha=lambda m, new: m - new),
+            "m − m_new is the exponent. The factor is e to that power.",
+        ),
+        (
+            lambda *a: _add_block(*a, alpha=lambda m, new: 0.0),
+            "This is the sum of the new block alone. The corrected old sum comes on top.",
+        ),
+        (
+            lambda *a: _add_block(*a, both=True),
+            "α multiplies the new terms too. They are measured from m_new already.",
+        ),
+        (
+            lambda *a: _add_block(*a, both=True, reference=lambda m, s: m),
+            "The new terms are measured from the old maximum first, and corrected afterwards. Before "
+            "the first block, or after a long jump, they overflow: measure them from m_new.",
+        ),
+        (
+            lambda *a: _add_block(*a, reference=lambda m, s: m),
+            "The new terms are measured from the old maximum. Measure them from m_new.",
+        ),
+        (
+            lambda *a: _add_block(*a, reference=lambda m, s: s.max()),
+            "The new terms are measured from the maximum of their block. Measure them from m_new.",
+        ),
+        (
+            lambda *a: _add_block(*a, reference=lambda m, s: 0.0),
+            "The maximum is not taken off the new scores: exp(s − m_new).",
+        ),
+        (
+            lambda m, l, s: (m, _add_block(m, l, s)[1]),
+            "l is right, and the old m comes back with it. Return m_new.",
+        ),
+    ],
+)
+
 # --- by hand ----------------------------------------------------------------------------------
 
 
