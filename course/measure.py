@@ -81,6 +81,19 @@ def time(fn, *, device="cpu", budget=0.2, cold=True) -> Timing:
     return Timing(median, low, high, repeats, warmup + 2, stamp(device, method))
 
 
+def arrays(*shape, count=3):
+    """A library and `count` arrays of random numbers: NumPy's in FP32; PyTorch's in FP16 on a GPU.
+
+    What is written in the words that both libraries know, xp.add(x, y, out=out), x @ y or
+    x.mean(-1, keepdims=True), then runs on the processor or on the GPU.
+    """
+    if cuda_available():
+        torch = _torch()
+        return torch, torch.randn(count, *shape, device="cuda", dtype=torch.float16)
+    rng = np.random.default_rng(0)
+    return np, rng.standard_normal((count, *shape), np.float32)
+
+
 def copy_bandwidth(size_bytes, *, device="cpu", threads=None, budget=0.05) -> dict:
     """Bytes a second of a copy whose source and destination take `size_bytes` together.
 

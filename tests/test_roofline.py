@@ -1,13 +1,14 @@
 """Ridge, attainable rate, time and bound, by hand and against one another; cases C7, C9, C14."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course.cost import Cost, decode_step, matmul
-from course.hardware import GPUS
+from course.cost import Cost, attention, decode_step, elementwise, matmul
+from course.hardware import GPUS, Gpu
 from course.roofline import (
     attainable,
     bandwidth_utilisation,
@@ -115,6 +116,39 @@ def test_c7_more_than_all_is_flagged_with_what_to_check():
 def test_a_rate_that_is_none_is_refused(rate, share):
     with pytest.raises(ValueError, match="A rate must be finite and 0 or more"):
         share(rate, ROUND)
+
+
+def test_c13_naive_attention_is_left_of_every_ridge_however_it_is_counted():
+    """62.4 with 3 FLOP per score; d/2 in the limit; 1 to 10 for the softmax or untidy code."""
+    n, d = 4096, 128
+    naive = attention(n, d, flow="naive")
+    assert f"{naive.intensity:.2f}" == "62.06"
+    assert f"{(naive.flops + 3 * n * n) / naive.bytes:.1f}" == "62.4"
+    assert attention(10**6, d, flow="naive").intensity == pytest.approx(d / 2, rel=1e-3)
+    untidy = attention(n, 64, flow="naive", itemsize=4) + Cost(0, 12 * n * n, 12 * n * n)
+    low = [elementwise(1, flops_per_element=k).intensity for k in (5, 9)]
+    low += [attention(n, 16, flow="naive").intensity, untidy.intensity]
+    assert all(1 <= x <= 10 for x in low)
+    assert untidy.bytes == 10 * n * n * 4 + 4 * n * 64 * 4
+    a10 = Gpu("A10", None, {"fp16": 125e12}, 600e9, None, None, None, None, "C13")
+    assert f"{ridge(a10):.1f}" == "208.3" and bound(naive, a10) == "memory"
+
+
+def test_c14_where_splitting_in_two_directions_starts_to_pay():
+    """128 · (3/4)² = 72 chips, once printed as 81: found by trying, from the bytes on the wire.
+
+    A feed-forward layer, D wide inside and F = 4D between, on N chips with three links each. Split
+    in one direction, D numbers per token are gathered and scattered over three links: 4D/3. Split
+    in two, X of the N one way: two collectives of 2D/X, two of F·X/N over two links.
+    """
+    width, wide = Fraction(1), Fraction(4)
+
+    def two_ways(chips):
+        least = (width / wide * 2 * chips) ** 0.5  # X where both halves are equal
+        return 4 * width / least + 2 * wide * least / chips
+
+    pays = [chips for chips in range(1, 200) if two_ways(chips) < float(4 * width / 3) - 1e-12]
+    assert min(pays) - 1 == 72 == 128 * Fraction(3, 4) ** 2
 
 
 def test_c9_units():

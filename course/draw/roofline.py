@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -46,6 +47,14 @@ class Point(NamedTuple):
         return cls(record["name"], record["flops"] / record["bytes"], rate, "measured")
 
 
+Rates = Callable[[np.ndarray, float, float], np.ndarray]
+
+
+def model_rates(intensity: np.ndarray, peak: float, bandwidth: float) -> np.ndarray:
+    """FLOP/s of the roof at each intensity, as an array."""
+    return np.minimum(peak, intensity * bandwidth)
+
+
 class Roof:
     """The roof of one GPU on log-log axes: slope, flat part, ridge, and their labels.
 
@@ -56,33 +65,48 @@ class Roof:
         self.ax = ax
         (self.slope,) = ax.plot([], [], color=MEMORY, linestyle=dash, lw=3.5, zorder=2.5)
         (self.flat,) = ax.plot([], [], color=colour, linestyle=dash, lw=3.5, zorder=2.5)
+        cache = LEVELS["l2"].colour
+        (self.cache,) = ax.plot([], [], color=cache, ls=(0, (3, 1.5)), lw=2.5, zorder=2.4)
         (self.ridge,) = ax.plot([], [], color=SOFT, ls=(0, (4, 3)), lw=1.3, zorder=2)
         self.waiting = ax.axvspan(1, 2, color=MEMORY, alpha=0.07, lw=0, zorder=0)
         text = dict(fontsize=SMALL, zorder=2.6)
         self.slope_name = ax.text(1, 1, "", color=MEMORY, rotation_mode="anchor", ha="center",
                                   va="bottom", rotation=slope_angle(ax), **text)  # fmt: skip
+        self.cache_name = ax.text(1, 1, "", color=cache, rotation_mode="anchor", ha="center",
+                                  va="bottom", rotation=slope_angle(ax), **text)  # fmt: skip
         self.flat_name = ax.text(1, 1, "", ha="center", va="top", **text)
         self.ridge_name = ax.text(1, 1, "", ha="left", va="bottom", color=INK, **text)
 
-    def move(self, gpu: Gpu, dtype: str = "fp16", *, points: Iterable[float] = ()) -> list:
+    def move(
+        self,
+        gpu: Gpu,
+        dtype: str = "fp16",
+        *,
+        points: Iterable[float] = (),
+        l2: float | None = None,
+        rates: Rates = model_rates,
+    ) -> list:
         """Show the roof of another GPU or data type; the artists that changed.
 
-        `points` are intensities: names are written where the roof is free of them longest.
+        `points` are intensities: names are written where the roof is free of them longest. `l2` is
+        the bandwidth of the L2, in bytes/s, for a slope of its own. `rates` draw the roof.
         """
         (left, right), bottom = self.ax.get_xlim(), self.ax.get_ylim()[0]
         ridge, peak = model.ridge(gpu, dtype), gpu.peak_for(dtype)
         start = max(left, bottom / gpu.bandwidth)
-        self.slope.set_data([start, ridge], [start * gpu.bandwidth, peak])
-        self.flat.set_data([ridge, right], [peak, peak])
+        for line, ends in ((self.slope, (start, ridge)), (self.flat, (ridge, right))):
+            x = np.geomspace(*ends, 50)
+            line.set_data(x, rates(x, peak, gpu.bandwidth))
         self.ridge.set_data([ridge, ridge], [bottom, peak])
         self.waiting.set(x=left, width=ridge - left)
-        self.slope_name.set_text(units.decimal(gpu.bandwidth, "B/s"))
-        # The text leans to the left of its place, and must not leave the axes there.
-        room = np.array([15, 15 + text_size(self.slope_name.get_text(), SMALL)[0] / 2])
-        room = room * np.cos(np.radians(slope_angle(self.ax)))
-        first, inside = (shift(self.ax, start, bottom, right, 0)[0] for right in room)
-        middle = max(_widest(first, ridge, points), inside)
-        self.slope_name.set_position(self._above(middle, middle * gpu.bandwidth))
+        self._name_slope(self.slope_name, gpu.bandwidth, "HBM " if l2 else "", points, ridge)
+        self.slope_name.set_va("top" if l2 else "bottom")  # the L2's slope is close above
+        self.cache.set_data([], [])
+        self.cache_name.set_text("")
+        if l2:
+            start = max(left, bottom / l2)
+            self.cache.set_data([start, peak / l2], [start * l2, peak])
+            self._name_slope(self.cache_name, l2, "L2 ", points, peak / l2)
         self.flat_name.set_text(f"peak {units.decimal(peak, 'FLOP/s')}")
         reach = text_size(self.flat_name.get_text(), SMALL)[0] / 2
         least, most = (
@@ -94,20 +118,30 @@ class Roof:
         self.ridge_name.set_position(shift(self.ax, ridge, bottom, 5, 4))
         return self.artists
 
-    def _above(self, x, y):
-        """A little above the slope, at right angles to it."""
+    def _name_slope(self, name, bandwidth, memory, points, ridge):
+        """Write a bandwidth along its slope: above it, or below where another slope is above."""
+        name.set_text(memory + units.decimal(bandwidth, "B/s"))
+        left, bottom = self.ax.get_xlim()[0], self.ax.get_ylim()[0]
+        start = max(left, bottom / bandwidth)
         angle = np.radians(slope_angle(self.ax))
-        return shift(self.ax, x, y, -5 * np.sin(angle), 5 * np.cos(angle))
+        # The text leans to the left of its place, and must not leave the axes there.
+        room = np.array([15, 15 + text_size(name.get_text(), SMALL)[0] / 2]) * np.cos(angle)
+        first, inside = (shift(self.ax, start, bottom, right, 0)[0] for right in room)
+        x = max(_widest(first, ridge, points), inside)
+        up = -5 if memory == "HBM " else 5
+        name.set_position(shift(self.ax, x, x * bandwidth, -up * np.sin(angle), up * np.cos(angle)))
 
     @property
     def artists(self) -> list:
         """All that `move` changes."""
-        return [self.waiting, self.ridge, self.slope, self.flat,
-                self.slope_name, self.flat_name, self.ridge_name]  # fmt: skip
+        return [self.waiting, self.ridge, self.cache, self.slope, self.flat,
+                self.cache_name, self.slope_name, self.flat_name, self.ridge_name]  # fmt: skip
 
     def obstacles(self) -> np.ndarray:
         """Boxes, in points, that the labels of points should keep off."""
-        boxes = [along(to_points(self.ax, line.get_xydata())) for line in (self.slope, self.flat)]
+        lines = [line.get_xydata()[[0, -1]] for line in (self.slope, self.flat, self.cache)
+                 if len(line.get_xydata())]  # fmt: skip
+        boxes = [along(to_points(self.ax, line)) for line in lines]
         boxes.append(along(to_points(self.ax, self.ridge.get_xydata()), thickness=1))
         for name, fall in ((self.flat_name, -1), (self.ridge_name, 0)):
             (x, y), (w, h) = (
@@ -117,12 +151,14 @@ class Roof:
             x -= w / 2 if name.get_ha() == "center" else 0
             y += fall * h
             boxes.append([[x - 6, y, x + w + 6, y + h]])  # two names in a row need a gap
-        middle = to_points(self.ax, [self.slope_name.get_position()])[0]
         angle = np.radians(slope_angle(self.ax))
-        reach = text_size(self.slope_name.get_text(), SMALL)[0] / 2
-        reach = reach * np.array([np.cos(angle), np.sin(angle)])
-        up = SMALL / 2 * np.array([-np.sin(angle), np.cos(angle)])
-        boxes.append(along([middle + up - reach, middle + up + reach], thickness=SMALL))
+        for name in filter(lambda name: name.get_text(), (self.slope_name, self.cache_name)):
+            middle = to_points(self.ax, [name.get_position()])[0]
+            reach = text_size(name.get_text(), SMALL)[0] / 2
+            reach = reach * np.array([np.cos(angle), np.sin(angle)])
+            up = SMALL / 2 * np.array([-np.sin(angle), np.cos(angle)])
+            up = -up if name.get_va() == "top" else up
+            boxes.append(along([middle + up - reach, middle + up + reach], thickness=SMALL))
         return np.concatenate(boxes)
 
 
@@ -150,19 +186,55 @@ def axes(ax, xlim: tuple[float, float], ylim: tuple[float, float], *, steps=(1,)
 
 
 def roofline(
-    ax, gpu: Gpu, points: Iterable[Point] = (), *, dtype: str = "fp16", title: str | None = None
+    ax,
+    gpu: Gpu,
+    points: Iterable[Point] = (),
+    *,
+    dtype: str = "fp16",
+    title: str | None = None,
+    l2: float | None = None,
+    rates: Rates = model_rates,
 ) -> str:
-    """The roof of a GPU with operations on it (counted) or below it (measured)."""
+    """The roof of a GPU with operations on it (counted) or below it (measured).
+
+    l2: bytes/s of its L2, for a slope of its own. rates(intensity, peak, bandwidth), FLOP/s at each
+    intensity of an array, draw the roof and the operations on it: a reader's own function will do.
+    """
     points = list(points)
     _limits(ax, gpu, points, dtype)
     ax.set_title(title or f"{gpu.name}, {dtype}", loc="left")
     ax.figure.draw_without_rendering()  # settles where the axes lie
     roof = Roof(ax)
-    roof.move(gpu, dtype, points=[point.intensity for point in points])
+    roof.move(gpu, dtype, points=[point.intensity for point in points], l2=l2, rates=rates)
     sides = _sides(ax)
-    spots = [_spot(ax, point, gpu, dtype) for point in points]
-    _name_points(ax, [p.name for p in points], spots, [*roof.obstacles(), *sides])
-    return _words(gpu, points, dtype)
+    spots = [_spot(ax, point, gpu, dtype, rates) for point in points]
+    tops = rates(np.array([x for x, _ in spots]), gpu.peak_for(dtype), gpu.bandwidth)
+    stems = [
+        along(to_points(ax, [(x, y), (x, top)]), thickness=1)
+        for (x, y), top in zip(spots, tops, strict=True)
+        if y < top
+    ]
+    taken = np.concatenate([roof.obstacles(), sides, *stems])
+    _name_points(ax, [p.name for p in points], spots, taken)
+    words = _words(gpu, points, dtype)
+    if l2:
+        ridge = number(gpu.peak_for(dtype) / l2)
+        words += (
+            f" The L2 has a slope of its own, {units.decimal(l2, 'B/s')}, and a ridge at {ridge}."
+        )
+    return words
+
+
+def measured_roof(gpu: Gpu, points: Iterable[Point], dtype: str) -> Gpu:
+    """The GPU with the best bandwidth and peak of all that was measured on it, points included.
+
+    A measured roof may be too low: something may be faster than the copy that gave its bandwidth.
+    Points below 1 FLOP per byte count as bandwidth.
+    """
+    points = list(points)
+    paces = [point.rate / point.intensity for point in points if point.intensity < 1]
+    peak = max(gpu.peak_for(dtype), *(point.rate for point in points))
+    return replace(gpu, bandwidth=max(gpu.bandwidth, *paces), peak=gpu.peak | {dtype: peak})
 
 
 def moves(
@@ -234,67 +306,57 @@ def times(
     return words
 
 
-def floor(
-    ax, sizes: Sequence[int], timed: Sequence[float], moved: Sequence[float], gpu: Gpu
-) -> str:
-    """Measured seconds against size, beside the time that the bytes alone would take.
-
-    moved: bytes of each size. Where the measured line is flat, the kernel waits for neither bytes
-    nor arithmetic: it waits to be started. The largest size should fit no cache: if it moves faster
-    than the GPU's measured bandwidth, the bytes' time is drawn with its pace.
-    """
-    bytes_time = np.asarray(moved) / max(gpu.bandwidth, moved[-1] / timed[-1])
-    ylim = (min(timed) / 10, 3 * max(timed))
-    ax.set(xscale="log", yscale="log", xlabel="elements", ylim=ylim)
-    ax.plot(sizes, bytes_time, color=MEMORY, ls="--", label="bytes ÷ bandwidth")
-    ax.plot(sizes, timed, **FLOWS["measured"].line, label="measured")
+def floor(ax, sizes: Sequence[int], timed: Sequence[float]) -> str:
+    """Measured seconds against the number of elements: where the line is flat, neither bytes nor
+    arithmetic are waited for, but the call itself."""
+    ax.set(xscale="log", yscale="log", xlabel="elements", ylabel="time of one add",
+           ylim=(min(timed) / 4, 3 * max(timed)))  # fmt: skip
+    ax.plot(sizes, timed, **FLOWS["measured"].line)
     ax.axhline(min(timed), color=ACCENT, lw=1.5, ls=(0, (4, 3)))
-    ax.text(sizes[-1], min(timed) * 0.85, f"never under {units.seconds(min(timed))}", color=ACCENT,
+    ax.text(sizes[-1], min(timed) * 0.8, f"never under {units.seconds(min(timed))}", color=ACCENT,
             ha="right", va="top", fontsize=SMALL)  # fmt: skip
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.seconds(y)))
     ax.grid(True)
-    ax.legend(loc="upper left")
-    ax.set_title(f"The third regime: overhead, {gpu.name}", loc="left")
+    ax.set_title("Measured here", loc="left")
     return (
-        f"Measured time against size on {gpu.name}: {units.seconds(timed[0])} for {sizes[0]:,} elements "
-        f"and {units.seconds(timed[-1])} for {sizes[-1]:,}; the bytes alone would take "
-        f"{units.seconds(bytes_time[0])} and {units.seconds(bytes_time[-1])}."
+        f"Measured time of an add against its size: {units.seconds(timed[0])} for {sizes[0]:,} "
+        f"elements, {units.seconds(timed[1])} for {sizes[1]:,}, and {units.seconds(timed[-1])} for "
+        f"{sizes[-1]:,}."
     )
 
 
-_GPU_STYLES = ((SOFT, "-", "o"), (INK, "--", "s"), (MEMORY, "-.", "D"), ("#8c8c8c", ":", "^"))
+_GPU_STYLES = (("-", "o"), ("--", "s"), ("-.", "D"), (":", "^"))
 
 
-def ridges(ax, gpus: Sequence[Gpu], *, dtype: str = "fp16", mark: float | None = None) -> str:
-    """The roofs of up to four GPUs near their ridges; `mark` is an intensity to look at."""
+def ridges(
+    ax, gpus: Sequence[Gpu], *, dtype: str = "fp16", mark: float | None = None, what: str = ""
+) -> str:
+    """The roofs of up to four GPUs near their ridges; `mark` is an intensity to look at, `what` has it."""
     found = [model.ridge(gpu, dtype) for gpu in gpus]
-    left, right = min(found) / 12, 5 * max(found)
+    left, right = min(found) / 2.5, 2.2 * max(found)
     low, high = (f(gpu.peak_for(dtype) for gpu in gpus) for f in (min, max))
-    axes(ax, (left, right), (low / 14, 3 * high), steps=(1, 2, 5))
+    axes(ax, (left, right), (low / 4, 2 * high), steps=(1, 2, 5))
     ax.set_title("Another chip, another ridge", loc="left")
-    ax.figure.draw_without_rendering()
-    bottom = ax.get_ylim()[0]
-    spots, names, lines = [], [], []
-    for gpu, ridge, (colour, dash, marker) in zip(gpus, found, _GPU_STYLES, strict=False):
+    names = []
+    for gpu, ridge, (dash, marker) in zip(gpus, found, _GPU_STYLES, strict=False):
         peak = gpu.peak_for(dtype)
-        roof = [(left, left * gpu.bandwidth), (ridge, peak), (right, peak)]
-        ax.plot(*zip(*roof, strict=True), color=colour, ls=dash, lw=3)
-        ax.plot([ridge, ridge], [bottom, peak], color=colour, ls=dash, lw=1)
-        ax.plot(ridge, peak, marker=marker, ms=11, color=colour, zorder=4)
-        lines.append(along(to_points(ax, roof)))
-        spots.append((ridge, peak))
+        ax.plot([left, ridge], [left * gpu.bandwidth, peak], color=MEMORY, ls=dash, lw=3)
+        ax.plot([ridge, right], [peak, peak], color=INK, ls=dash, lw=3)
+        ax.plot([ridge, ridge], [0, peak], color=SOFT, ls=dash, lw=1)
+        ax.plot(ridge, peak, marker=marker, ms=11, color=INK, zorder=4)
         names.append(f"{gpu.name}: {number(ridge)}")
+    # Each name stands below the axis, under its ridge: there no line runs through it.
+    ax.set_xticks(found, [f"{number(x)}\n{gpu.name}" for x, gpu in zip(found, gpus, strict=True)])
+    ax.grid(False, axis="x")
+    words = f"Rooflines in {dtype}. The ridges, in FLOP per byte: {', '.join(names)}."
     if mark:
         ax.axvline(mark, color=ACCENT, lw=2.5)
-        top = ax.get_ylim()[1]
-        ax.text(*shift(ax, mark, top, 6, -4), f"an operation at {number(mark)} FLOP/byte",
-                color=ACCENT, fontsize=SMALL, weight="bold", va="top")  # fmt: skip
-        lines.append(along(to_points(ax, [(mark, bottom), (mark, top)])))
-    _name_points(ax, names, spots, np.concatenate(lines), on_lines=True)
-    words = f"Rooflines in {dtype}. The ridges, in FLOP per byte: {', '.join(names)}."
+        ax.annotate(f"{what}: {number(mark)} FLOP/byte", (mark, 1), (7, -4), color=ACCENT, va="top",
+                    xycoords=("data", "axes fraction"), textcoords="offset points",
+                    fontsize=SMALL, weight="bold")  # fmt: skip
     for side in ("memory", "compute") if mark else ():
         there = [gpu.name for gpu in gpus if _side(mark, gpu, dtype) == side]
         if there:
@@ -337,9 +399,9 @@ def _sides(ax):
     return boxes
 
 
-def _spot(ax, point, gpu, dtype):
+def _spot(ax, point, gpu, dtype, rates=model_rates):
     """Draw one point; where it is."""
-    roof = model.attainable(point.intensity, gpu, dtype)
+    (roof,) = rates(np.array([point.intensity]), gpu.peak_for(dtype), gpu.bandwidth)
     rate = point.rate or roof
     if point.flow:
         colour, marker = FLOWS[point.flow].colour, FLOWS[point.flow].marker
@@ -351,7 +413,7 @@ def _spot(ax, point, gpu, dtype):
     return point.intensity, rate
 
 
-def _name_points(ax, names, spots, obstacles, *, on_lines=False):
+def _name_points(ax, names, spots, obstacles):
     """Write each name beside its point, with a thin line where it had to move away."""
     if not spots:
         return
@@ -365,7 +427,6 @@ def _name_points(ax, names, spots, obstacles, *, on_lines=False):
         ax.annotate(
             name, spot, corner - anchor + (0, 0.25 * SMALL), textcoords="offset points",
             fontsize=SMALL, zorder=5, arrowprops=line if far else None,
-            bbox=dict(fc=PAPER, ec="none", alpha=0.8, pad=0.5) if on_lines else None,
         ).set_in_layout(False)  # fmt: skip
 
 
@@ -415,18 +476,12 @@ def examples() -> list[Point]:
         Point.of("softmax", cost.elementwise(1, flops_per_element=5)),
         Point.of("layer norm", cost.elementwise(1, flops_per_element=8)),
         *(Point.of(f"matmul {n}", cost.matmul(n, n, n)) for n in (128, 1024, 8192)),
-        Point.of("attention, naive", cost.attention(4096, 128, flow="naive"), flow="naive"),
-        Point.of("attention, fused", cost.attention(4096, 128, flow="flash"), flow="flash"),
     ]
 
 
-@static("roofline_h100", size=(10, 5))
+@static("three_ridges", size=(10, 4.5))
 def _(ax):
-    return roofline(
-        ax, GPUS["H100 SXM"], examples(), title="Operations on the roof of an H100, fp16"
-    )
-
-
-@static("three_ridges", size=(10, 5))
-def _(ax):
-    return ridges(ax, [GPUS[name] for name in ("A100 80GB", "H200", "H100 SXM")], mark=250)
+    batch = 250
+    count = cost.decode_step(weight_bytes=16 * 10**9, batch=batch)
+    gpus = [GPUS[name] for name in ("A100 80GB", "H200", "H100 SXM")]
+    return ridges(ax, gpus, mark=count.intensity, what=f"decode, batch {batch}")

@@ -1,13 +1,16 @@
 """Notebook 02: time, intensity, ridge, bound; the slips that published numbers contain."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from course import cost
+from course import cost, records
 from course import roofline as model
 from course.exercises import Exercise, Question
 from course.hardware import GPUS
+from course.units import decimal, seconds
 
-H100, A100 = GPUS["H100 SXM"], GPUS["A100 80GB"]
+H100, H200, A100 = GPUS["H100 SXM"], GPUS["H200"], GPUS["A100 80GB"]
 
 
 # --- exercises --------------------------------------------------------------------------------
@@ -94,7 +97,7 @@ layer_norm = Exercise(
         ),
         (
             lambda r, w, s: (6 * r * w, (2 * r * w + 2 * w) * s),
-            "Two FLOP an element are missing: weight and bias.",
+            "Two FLOP per element are missing: weight and bias.",
         ),
         (
             lambda r, w, s: (8 * r * w, (2 * r * w + w) * s),
@@ -232,10 +235,10 @@ critical_batch = Exercise(
     ),
     wrong=[
         (lambda p, b, w: p / b, "The ridge itself: now turn FLOP per byte into sequences."),
-        (lambda p, b, w: p / b / 2, "Right only for one byte a weight: use bytes_per_weight."),
+        (lambda p, b, w: p / b / 2, "Right only for one byte per weight: use bytes_per_weight."),
         (lambda p, b, w: p / b * w, "A multiply-add is two FLOP."),
         (lambda p, b, w: p / b / w / 2, "Smaller weights need a smaller batch, not a larger one."),
-        (lambda p, b, w: 2 * p / b * w, "Two FLOP a weight and sequence: divide by them."),
+        (lambda p, b, w: 2 * p / b * w, "Two FLOP per weight and sequence: divide by them."),
         (lambda p, b, w: b / p * w / 2, "The ridge is peak over bandwidth, not the other way."),
         (
             lambda p, b, w: np.ceil(p / b * w / 2),
@@ -269,6 +272,7 @@ add_time = Question(
 
 cheaper_arithmetic = Question(
     "Twice as fast at arithmetic",
+    minutes=1,
     task="You rewrite the add so that its arithmetic takes half as long. How much faster is it?",
     choices={"a": "twice", "b": "a little", "c": "not at all"},
     answer="c",
@@ -284,7 +288,7 @@ sparse_peak = Question(
     "Two peaks on one data sheet",
     difficulty=2,
     task="The H100's data sheet prints 1,979 TFLOP/s for FP16, with a footnote: with sparsity. A "
-    "training run does 9,600 tokens a second, 0.05 TFLOP each. What per cent of the peak for "
+    "training run does 9,600 tokens per second, 0.05 TFLOP each. What per cent of the peak for "
     "ordinary (dense) matrices is that?",
     answer=100 * 9600 * 0.05e12 / H100.peak["fp16"],
     unit="%",
@@ -302,7 +306,7 @@ book_bandwidth = Question(
     difficulty=1,
     task="An A100's memory moves 2 TB/s at the most; a kernel is measured at 700 GB/s. A book "
     "prints its bandwidth utilisation as 70 %. What is it, in per cent?",
-    answer=35,
+    answer=100 * model.bandwidth_utilisation(700e9, replace(A100, bandwidth=2e12)),
     unit="%",
     wrong={70: "That is the book's: it divides by 1 TB/s.", 0.35: "As a fraction. In per cent?"},
     explanation="700 / 2,000 = 35 %.",
@@ -337,14 +341,17 @@ matmul_turns = Question(
 
 gemv = Question(
     "One vector",
-    difficulty=2,
-    task="A 4,096 × 4,096 BF16 matrix times one vector. Course notes print an intensity of 1/2. "
-    "What is it, in FLOP per byte?",
+    minutes=1,
+    task="A 4,096 × 4,096 FP16 matrix times one vector: each weight is read and used once. What is "
+    "the intensity, in FLOP per byte?",
     answer=cost.matmul(4096, 1, 4096).intensity,
     unit="FLOP/byte",
-    wrong={0.5: "That counts the bytes twice, or the multiply-add once."},
-    explanation="2 FLOP for every number of the matrix, which has 2 bytes: 1. The two vectors "
-    "change the fourth digit: 0.9995.",
+    wrong={
+        0.5: "Some course notes print that. It counts the bytes twice, or the multiply-add once.",
+        2: "A multiply-add per number, and the number has two bytes.",
+    },
+    explanation="2 FLOP for every number of the matrix, which has 2 bytes: 1. (The two vectors "
+    "change the fourth digit: 0.9995.)",
 )
 
 new_card = Question(
@@ -363,61 +370,31 @@ new_card = Question(
     explanation="3.35 / 2.039 = 1.64. The arithmetic is 3.17 times faster, but the kernel waits.",
 )
 
-naive_bound = Question(
-    "Attention's bound",
-    difficulty=2,
-    task="Attention as three kernels does 8.6 GFLOP in 41 µs of memory traffic on an H100 (N = "
-    "4,096, d = 128, one head). Sources give its intensity as 1–10, as 128, and as 62; the ridge is "
-    "at 295. For which of these is it memory-bound?",
-    choices={"a": "for 1–10 only", "b": "for 1–10 and 62", "c": "for all of them"},
-    answer="c",
-    wrong={
-        "a": "62 and 128 are left of the ridge at 295 too.",
-        "b": "128 is left of the ridge at 295 too.",
-    },
-    explanation="All three lie left of 295. They differ in what they count, not in the verdict.",
-)
-
-double_size = Question(
-    "Twice the numbers, the same time",
-    difficulty=2,
-    task="You double the number of elements and the time of a kernel does not change. What is it "
-    "waiting for?",
-    choices={"a": "memory", "b": "arithmetic", "c": "neither: overhead"},
-    answer="c",
-    wrong={
-        "a": "Twice the bytes would take twice the time.",
-        "b": "Twice the FLOPs would take twice the time.",
-    },
-    explanation="Bytes and FLOPs both doubled. What stays is the cost of asking: the call, the "
-    "launch. Only fewer or larger calls help.",
-)
-
 batch_64 = Question(
     "64 sequences at once",
     difficulty=2,
     task="A decode step on an H100 reads 16 GB of FP16 weights, whatever the batch. At batch 1 it makes "
-    "209 tokens a second. How many at batch 64, if only the weights count?",
+    "209 tokens per second. How many at batch 64, if only the weights count?",
     answer=64 * H100.bandwidth / 16e9,
     unit="tokens/s",
     wrong={
         H100.bandwidth / 16e9: "The weights are read once, and now serve 64 sequences.",
     },
-    explanation="One read of the weights, 4.8 ms, now yields 64 tokens: 13,400 a second. Past 295 "
+    explanation="One read of the weights, 4.8 ms, now yields 64 tokens: 13,400 per second. Past 295 "
     "the arithmetic takes longer than the read, and the gain ends.",
 )
 
 tpu_batch = Question(
     "Another chip's critical batch",
     difficulty=2,
-    task="A TPU v5e moves 8.2e11 bytes/s and does 3.94e14 INT8 operations a second. Weights and "
+    task="A TPU v5e moves 8.2e11 bytes/s and does 3.94e14 INT8 operations per second. Weights and "
     "arithmetic are INT8. At which batch does decoding become compute-bound?",
     answer=3.94e14 / 8.2e11 / 2,
     unit="sequences",
     wrong={
-        3.94e14 / 8.2e11: "The ridge. Each weight byte does two operations a sequence.",
+        3.94e14 / 8.2e11: "The ridge. Each weight byte does two operations per sequence.",
     },
-    explanation="The ridge is 480 operations a byte; a sequence does 2 on each: 240. With INT8 "
+    explanation="The ridge is 480 operations per byte; a sequence does 2 on each: 240. With INT8 "
     "weights but BF16 arithmetic (1.97e14) it is 120.",
 )
 
@@ -438,12 +415,154 @@ brackets = Question(
 capacity = Question(
     "GB and GiB",
     difficulty=1,
-    task="A card has 80 GB, and a tool shows GiB. What does the tool show?",
+    task="A model and its cache take 80 GB, 80 · 10^9 bytes. How much is that in GiB?",
     answer=80e9 / 2**30,
     unit="GiB",
     wrong={
         80: "80 GB are 80e9 bytes, and a GiB is 2^30 of them.",
         80 * 2**30 / 1e9: "The other way round: a GiB is larger than a GB, so there are fewer.",
     },
-    explanation="80e9 / 2^30 = 74.5 GiB. (141 GB of an H200 are 131.3 GiB.)",
+    explanation=f"80e9 / 2^30 = 74.5 GiB. An “80 GB” card holds more than its name says: an H100 "
+    f"reports 81,559 MiB, {81_559 / 1024:.1f} GiB.",
+)
+
+
+# --- five cases: which regime, which move -------------------------------------------------------
+
+REGIMES = ("memory", "compute", "overhead")
+MOVES = ("fuse", "batch", "quantise", "faster units", "replay")
+
+_POINTS = {point["name"]: point for point in records.load("h200")["memory"]["roofline"]}
+_CALL = min(point["seconds"] for point in _POINTS.values())  # a lone call, all of it overhead
+
+
+class Case(Question):
+    """A question whose answer names a regime and a move: "memory, fuse"."""
+
+    def verdict(self, attempt, seed: int = 0) -> tuple[str, str]:
+        """("open" | "right" | "wrong", what to tell the reader); a pair of words will do, too."""
+        if isinstance(attempt, tuple) and ... not in attempt:
+            attempt = ",".join(map(str, attempt))
+        if isinstance(attempt, str):
+            attempt = ", ".join(part.strip() for part in attempt.split(","))
+        return super().verdict(... if isinstance(attempt, tuple) else attempt, seed)
+
+    def _how(self):
+        return [
+            f'Answer with a regime and a move, as in "overhead, fuse". Regimes: {", ".join(REGIMES)}. '
+            f"Moves: {', '.join(MOVES)}."
+        ]
+
+
+def _case(name, record, story, answer, explanation, **useless):
+    """A recorded operation of the H200; `useless` says of each other move why it does not help."""
+    point = _POINTS[record]
+    count, took = cost.Cost(point["flops"], point["bytes"]), point["seconds"]
+    memory, compute = model.memory_time(count, H200), model.compute_time(count, H200)
+    facts = dict(took=seconds(took), memory=seconds(memory), compute=seconds(compute),
+                 call=seconds(_CALL))  # fmt: skip
+    not_this = {
+        "memory": "Not memory: the bytes need {memory} of the {took}.",
+        "compute": "Not compute: the arithmetic needs {compute} of the {took}.",
+        "overhead": "Not overhead: a lone call takes {call}, and this took {took}.",
+    }
+    regime, move = answer
+    useless = {key.replace("_", " "): text for key, text in useless.items()}
+
+    def diagnosis(guess, step):
+        said = "The regime is right." if guess == regime else not_this[guess]
+        return f"{said} {'The move is right.' if step == move else useless[step]}".format(**facts)
+
+    pairs = {f"{guess}, {step}": (guess, step) for guess in REGIMES for step in MOVES}
+    right = ", ".join(answer)
+    return Case(
+        name,
+        difficulty=3,
+        task=f"{story} {decimal(count.flops, 'FLOP')}, {decimal(count.bytes)}, measured "
+        f"{seconds(took)} on an H200.",
+        choices={pair: pair for pair in pairs},
+        answer=right,
+        wrong={pair: diagnosis(*both) for pair, both in pairs.items() if pair != right},
+        hints=(
+            f"Bytes ÷ {decimal(H200.bandwidth, 'B/s')}, FLOPs ÷ {decimal(H200.peak['fp16'], 'FLOP/s')}: "
+            f"which comes near the measured time? If neither does, look at a lone call, {seconds(_CALL)}.",
+            "Only a move that shortens this longest time helps. Read the story: is the move possible?",
+        ),
+        explanation=explanation.format(**facts),
+    )
+
+
+_HARDLY_FEWER_BYTES = (
+    "Beside the weights, what passes from this kernel to the next is hardly any bytes."
+)
+
+_APART, _FUSED = (cost.chain(["residual", "relu"], 1, fused=fused).bytes for fused in (False, True))
+
+case_add = _case(
+    "Case 1: a sum for the next kernel",
+    "add",
+    "A kernel adds two vectors; the next one reads the sum, replaces what is negative by 0 and "
+    "writes the result. The add alone:",
+    ("memory", "fuse"),
+    "The bytes need {memory} of the {took}. Fused, the sum is neither written nor read again: of "
+    f"{_APART} bytes per number {_FUSED} are left.",
+    batch="There are no weights here that a second sequence could share.",
+    quantise="There are no weights here to store in fewer bits.",
+    faster_units="The arithmetic needs {compute}: done sooner, it would wait longer.",
+    replay="One call of {call} in {took}: a replay could save no more than that.",
+)
+
+case_queue = _case(
+    "Case 2: a queue of users",
+    "decode (matrix × vector)",
+    "64 users wait for a language model, which serves one at a time. A matrix of its weights times "
+    "one vector:",
+    ("memory", "batch"),
+    "The bytes need {memory} of the {took}, nearly all of them weights. One read can serve all 64: "
+    f"recorded with 64 vectors, {seconds(_POINTS['decode, batch 64']['seconds'])}.",
+    fuse=_HARDLY_FEWER_BYTES,
+    quantise="It helps, up to fourfold. One read for all who wait helps up to 64-fold.",
+    faster_units="The arithmetic needs {compute}: done sooner, it would wait longer.",
+    replay="One call of {call} in {took}: a replay could save no more than that.",
+)
+
+case_loop = _case(
+    "Case 3: a loop of small products",
+    "matmul 128",
+    "A loop multiplies matrices of 128 × 128, a thousand times; each product needs the one before. "
+    "One step of it:",
+    ("overhead", "replay"),
+    "Bytes {memory}, arithmetic {compute}: neither is near {took}. That is what asking takes, and in "
+    "a CUDA graph it takes far less.",
+    fuse="It saves bytes, and they need {memory} of the {took}.",
+    batch="Each product needs the one before, so no two can share a call.",
+    quantise="It saves bytes, and they need {memory} of the {took}. Nor are there weights.",
+    faster_units="The arithmetic needs {compute} of the {took}.",
+)
+
+case_full = _case(
+    "Case 4: a full house",
+    "decode, batch 512",
+    "512 users get a token at once, and more are waiting. The matrix of case 2 times 512 vectors:",
+    ("compute", "faster units"),
+    "The arithmetic needs {compute} of the {took}, the bytes {memory}. Past the ridge decode works, "
+    "too: twice the peak halves the longer of the two.",
+    fuse=_HARDLY_FEWER_BYTES,
+    batch="The units are busy already: more vectors take longer in proportion.",
+    quantise="Fewer bytes, but they need {memory} and are not what it waits for.",
+    replay="One call of {call} in {took}: a replay could save no more than that.",
+)
+
+case_team = _case(
+    "Case 5: a team of eight",
+    "decode, batch 8",
+    "A card serves a team of 8, all at once; nobody else will come. The matrix of case 2 times 8 "
+    "vectors:",
+    ("memory", "quantise"),
+    "The bytes need {memory} of the {took}, nearly all of them weights: in 4 bits they are a quarter. "
+    "There is nobody left to batch with.",
+    fuse=_HARDLY_FEWER_BYTES,
+    batch="All 8 are served together already, and nobody else will come.",
+    faster_units="The arithmetic needs {compute}: done sooner, it would wait longer.",
+    replay="One call of {call} in {took}: a replay could save no more than that.",
 )

@@ -21,6 +21,18 @@ def record() -> dict:
     }
 
 
+def l2_bandwidth(record: dict) -> tuple[float, float]:
+    """Bytes/s of the L2, from a recorded section and its copies that fit: (at least, by the slope).
+
+    The largest such copy, start and end included, reaches the first. Its bytes beyond those of the
+    next smaller copy, over the time that they take more, give the second: there the start cancels.
+    """
+    fits = record["machine"]["l2_bytes"]
+    small, large = [point for point in record["staircase"] if point["bytes"] <= fits][-2:]
+    longer = large["bytes"] / large["bandwidth"] - small["bytes"] / small["bandwidth"]
+    return large["bandwidth"], (large["bytes"] - small["bytes"]) / longer
+
+
 def matmul_rates() -> list[dict]:
     """FLOP/s of square matmuls by data type and size: in a short burst, and kept up for 0.5 s."""
 
