@@ -105,8 +105,17 @@ PAGES = {
     "03 Elementwise fusion": ("sliders; byte counts", "kernels", "times and bytes of kernels"),
     "04 Counting attention's bytes": ("sliders; byte counts", "", "memory, times and bytes"),
     "05 Online softmax": ("everything", "", ""),
-    "06 Forward in Triton": ("sliders; the NumPy loop", "kernels", "speed and memory"),
-    "07 Backward in Triton": ("the NumPy loop", "kernels", "speed, and a long training run"),
+    "06 FlashAttention forward in Triton": (
+        "sliders; the NumPy loop",
+        "kernels",
+        "speed and memory",
+    ),
+    "07 The backward pass, derived and counted": ("everything", "", ""),
+    "08 Backward in Triton, and training": (
+        "the NumPy loop",
+        "kernels",
+        "speed, and a long training run",
+    ),
 }
 
 

@@ -1,13 +1,13 @@
-"""The school of notebook 01 as arithmetic: who crosses the street how often, and for how long.
+"""The school of notebook 01 as arithmetic: how many pages cross the street, and for how long.
 
 A homework of some pages takes some steps. Books live in the library across the street (HBM); a
-classroom's shelf (shared memory) holds few pages. A *crossing* is one walk over the street, one way,
-with at most a shelf-load of pages. It costs the walk (latency), and a minute in the queue for each
-page (bandwidth). The flows:
+classroom's shelf (shared memory) holds few pages. A *crossing* is one page carried over, one way: it
+costs a minute at the library's counter (bandwidth). A *walk* carries at most a shelf-load of pages
+and costs the way over the street (latency), however few they are. The flows:
 
-  "naive"  step after step: every step fetches all pages and takes all of them back
+  "naive"  step after step: every step fetches all pages and gives all of them back
   "fused"  all steps in the classroom; pages that do not fit on the shelf go back after each step
-  "tiled"  fused, one shelf-load after the other: each page crosses once out and once home
+  "tiled"  fused, one shelf-load after the other: each page crosses once there and once back
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from course.cost import elementwise
 from course.hardware import GPUS
 
 FLOWS = ("naive", "fused", "tiled")
-WALK_MINUTES = 5.0  # coat on, over the street; an assumption of the story
+WALK_MINUTES = 5.0  # over the street, one way; an assumption of the story
 PAGE_MINUTES = 1.0  # a page at the counter; an assumption too: it sets the scale of the clock
 
 
@@ -35,21 +35,21 @@ STEP_MINUTES = _step_minutes()
 
 @dataclass(frozen=True)
 class Day:
-    """What one flow costs: crossings one way, pages carried over, minutes by what they go to."""
+    """What one flow costs: walks one way, crossings (pages carried one way), minutes of work."""
 
+    walks: int
     crossings: int
-    carried: int
     working: float
 
     @property
     def walking(self) -> float:
         """Minutes on the street."""
-        return WALK_MINUTES * self.crossings
+        return WALK_MINUTES * self.walks
 
     @property
     def queueing(self) -> float:
         """Minutes at the library's counter."""
-        return PAGE_MINUTES * self.carried
+        return PAGE_MINUTES * self.crossings
 
     @property
     def minutes(self) -> float:
@@ -58,7 +58,7 @@ class Day:
 
 
 def day(steps: int, pages: int, shelf: int, flow: str) -> Day:
-    """The day of one class: `steps` on `pages`, with a shelf for `shelf` pages. A crossing is one way."""
+    """The day of one class: `steps` on `pages`, with a shelf for `shelf` pages."""
     if min(steps, pages, shelf) < 1:
         raise ValueError(
             f"steps, pages and shelf must be 1 or more, and are {steps}, {pages}, {shelf}."
@@ -67,8 +67,8 @@ def day(steps: int, pages: int, shelf: int, flow: str) -> Day:
         raise ValueError(f"flow is {flow!r}; it must be one of {', '.join(FLOWS)}.")
     stays = {"naive": 0, "fused": min(pages, shelf), "tiled": pages}[flow]  # crosses once each way
     again = pages - stays  # crosses both ways at every step
-    crossings = 2 * (ceil(stays / shelf) + steps * ceil(again / shelf))
-    return Day(crossings, 2 * (stays + steps * again), STEP_MINUTES * steps * pages)
+    walks = 2 * (ceil(stays / shelf) + steps * ceil(again / shelf))
+    return Day(walks, 2 * (stays + steps * again), STEP_MINUTES * steps * pages)
 
 
 @dataclass(frozen=True)

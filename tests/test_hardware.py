@@ -42,7 +42,7 @@ def test_levels_get_larger_slower_and_further_and_agree_with_the_gpu(gpu):
     assert shared.capacity_bytes == gpu.sms * gpu.smem_per_sm
     assert registers.capacity_bytes == gpu.sms * 256 * KiB
     assert (l2.capacity_bytes, hbm.capacity_bytes) == (gpu.l2_bytes, gpu.hbm_bytes)
-    assert hbm.bandwidth == gpu.bandwidth < shared.bandwidth
+    assert hbm.bandwidth == gpu.bandwidth < shared.bandwidth == gpu.sms * 128 * gpu.clock
     latencies = [level.latency for level in gpu.levels]
     assert latencies == sorted(latencies)
     assert gpu.smem_per_block <= gpu.smem_per_sm
@@ -64,12 +64,51 @@ FMA_A_CLOCK = {
 
 @EVERY_CHIP
 def test_peaks_are_dense_and_follow_from_the_clock(gpu):
-    clock = gpu.levels[1].bandwidth / (gpu.sms * 128)
-    expected = 2 * gpu.sms * FMA_A_CLOCK[gpu.name] * clock
+    expected = 2 * gpu.sms * FMA_A_CLOCK[gpu.name] * gpu.clock
     assert gpu.peak["fp16"] == pytest.approx(expected, rel=0.005)
     for dtype, times in (("bf16", 1), ("fp8", 2), ("tf32", 0.5)):
         if dtype in gpu.peak:
             assert gpu.peak[dtype] == pytest.approx(times * gpu.peak["fp16"], rel=0.001)
+
+
+# Multiply-adds of the plain units a clock and SM, and the clock in GHz that the FP32 peak is for.
+FP32 = {
+    "H100 SXM": (128, 1.98),
+    "H100 PCIe": (128, 1.755),
+    "H200": (128, 1.98),
+    "A100 40GB": (64, 1.41),
+    "A100 80GB": (64, 1.41),
+    "B200": (128, 1.98),
+    "T4": (64, 1.59),
+    "RTX 4090": (128, 2.52),
+}
+
+
+@EVERY_CHIP
+def test_the_fp32_peak_is_for_the_highest_clock(gpu):
+    """On Hopper and Blackwell not the one of the tensor peaks: 1.98 GHz, not 1.83."""
+    fma, clock = FP32[gpu.name]
+    assert gpu.peak["fp32"] == pytest.approx(2 * gpu.sms * fma * clock * 1e9, rel=0.01)
+    assert gpu.clock <= clock * 1e9
+
+
+def test_what_a_box_says_is_not_what_a_card_holds():
+    """The device's own figure stands in the source: more than the box's, in thousands."""
+    reported = {
+        "H100 SXM": ("81,559 MiB", 81_559 * 2**20),
+        "H200": ("150,109,880,320 bytes", 150_109_880_320),
+    }
+    for name, (words, held) in reported.items():
+        gpu = GPUS[name]
+        assert words in gpu.source and 1.06 < held / gpu.hbm_bytes < 1.07
+
+
+def test_both_bandwidths_of_a_b200_are_told():
+    b200 = GPUS["B200"]
+    assert "62 TB/s for eight" in b200.source and "launch pages said 8 TB/s" in b200.source
+    assert b200.bandwidth == pytest.approx(62e12 / 8, rel=0.01)
+    assert b200.bandwidth == pytest.approx(7680 / 8 * 3996e6 * 2, rel=0.005)
+    assert round(ridge(b200)) == 292
 
 
 @EVERY_GPU

@@ -1,20 +1,28 @@
 """Notebook 01: the school as arithmetic, its sliders, the staircase and the ladder."""
 
+import heapq
+import json
 import random
 from itertools import pairwise
+from math import ceil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from course import cost, school
 from course.draw import show
-from course.draw.levels import ladder, staircase, stairs
+from course.draw.levels import capacities, ladder, staircase, stairs
 from course.explore import day as day_explorer
+from course.explore import hiding as hiding_explorer
 from course.explore import pyramid as pyramid_explorer
 from course.explore import school as school_explorer
-from course.hardware import GPUS, LADDER, KiB, Level, MiB
+from course.hardware import GPUS, LADDER, THREADS_PER_SM, KiB, Level, MiB
 from course.roofline import attainable
+from course.units import decimal
 
+ROOT = Path(__file__).parents[1]
+compute_hiding = hiding_explorer.__globals__["compute"]
 compute_day = day_explorer.__globals__["compute"]
 compute_pyramid = pyramid_explorer.__globals__["compute"]
 compute_school = school_explorer.__globals__["compute"]
@@ -24,13 +32,13 @@ HOMEWORKS = [
 
 
 def walked(steps, pages, shelf, flow):
-    """The day acted out page by page: (crossings, pages carried)."""
-    crossings = carried = 0
+    """The day acted out page by page: (walks, crossings)."""
+    walks = crossings = 0
     in_class, out = set(), list(range(pages))
 
     def cross(some):
-        nonlocal crossings, carried
-        crossings, carried = crossings + 1, carried + len(some)
+        nonlocal walks, crossings
+        walks, crossings = walks + 1, crossings + len(some)
         assert 0 < len(some) <= shelf
 
     def loads(some):
@@ -40,7 +48,7 @@ def walked(steps, pages, shelf, flow):
         for load in loads(out):
             cross(load)
             cross(load)
-        return crossings, carried
+        return walks, crossings
     if flow == "fused":
         in_class = set(out[:shelf])
         cross(in_class)
@@ -50,19 +58,20 @@ def walked(steps, pages, shelf, flow):
             cross(load)
     if in_class:
         cross(in_class)
-    return crossings, carried
+    return walks, crossings
 
 
 @pytest.mark.parametrize("flow", school.FLOWS)
 @pytest.mark.parametrize("homework", HOMEWORKS)
 def test_a_day_is_what_happens_when_it_is_acted_out(homework, flow):
     day = school.day(*homework, flow)
-    assert (day.crossings, day.carried) == walked(*homework, flow)
+    assert (day.walks, day.crossings) == walked(*homework, flow)
 
 
-def test_four_steps_are_eight_crossings_or_two():
+def test_four_steps_are_eight_crossings_of_each_page_or_two():
     naive, fused = (school.day(4, 5, 5, flow) for flow in ("naive", "fused"))
-    assert (naive.crossings, fused.crossings) == (8, 2)
+    assert (naive.crossings, fused.crossings) == (5 * 8, 5 * 2)
+    assert (naive.walks, fused.walks) == (8, 2)
     assert naive.working == fused.working
     assert naive.walking == 4 * fused.walking and naive.queueing == 4 * fused.queueing
 
@@ -73,7 +82,7 @@ def test_pages_carried_are_the_bytes_of_a_chain(homework):
     steps, pages, _ = homework
     n, itemsize = 1000, 2
     ops = [cost.Op()] * steps
-    naive, tiled = (school.day(*homework, flow).carried for flow in ("naive", "tiled"))
+    naive, tiled = (school.day(*homework, flow).crossings for flow in ("naive", "tiled"))
     assert naive * n * itemsize == cost.chain(ops, pages * n, fused=False).bytes
     assert tiled * n * itemsize == cost.chain(ops, pages * n, fused=True).bytes
 
@@ -100,7 +109,8 @@ def test_the_path_takes_as_long_as_the_day(homework, flow):
     path = school.path(visits)
     assert path[-1] == (pytest.approx(day.minutes), school.LIBRARY)
     assert all(a[0] <= b[0] for a, b in pairwise(path))
-    assert 2 * len(visits) == day.crossings
+    assert 2 * len(visits) == day.walks
+    assert 2 * sum(visit.pages for visit in visits) == day.crossings
     assert sum(v.pages * v.steps for v in visits) == homework[0] * homework[1]
 
 
@@ -130,17 +140,16 @@ def test_a_visit_takes_twenty_minutes_and_the_work_half_a_minute():
 # --- the sliders ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loads", [1, 2])
 @pytest.mark.parametrize("steps", [1, 4, 6])
-def test_the_day_only_goes_forward_and_ends_done(steps, loads):
-    days = [compute_day(moment, steps, loads) for moment in range(49)]
+def test_the_day_only_goes_forward_and_ends_done(steps):
+    days = [compute_day(moment, steps) for moment in range(49)]
     for name in ("naive", "fused"):
         lanes = [day["lanes"][name] for day in days]
         for key in ("crossings", "page_steps"):
             counts = [lane[key] for lane in lanes]
             assert counts == sorted(counts)
             assert counts[0] == 0 and counts[-1] == lanes[-1][f"all_{key}"]
-        assert lanes[0]["doing"] == "in the queue" and lanes[-1]["doing"] == "done"
+        assert lanes[0]["doing"] == "at the counter" and lanes[-1]["doing"] == "done"
         assert all(0 <= lane["place"] <= 1 for lane in lanes)
         walking = [lane for lane in lanes if lane["carries"]]
         assert all(
@@ -151,12 +160,12 @@ def test_the_day_only_goes_forward_and_ends_done(steps, loads):
 
 
 def test_the_ticks_of_the_day_are_at_the_minutes_they_name():
-    explorer = day_explorer(moment=0, steps=6, loads=2)
+    explorer = day_explorer(moment=0, steps=6)
     ticks = [text for text in explorer.figure.axes[1].texts if text.get_text().endswith(" min")]
-    assert [tick.get_text() for tick in ticks] == [f"{60 * i} min" for i in range(5)]
-    end = school.day(6, 10, 5, "naive").minutes
+    assert [tick.get_text() for tick in ticks] == [f"{30 * i} min" for i in range(5)]
+    end = school.day(6, 5, 5, "naive").minutes
     assert [tick.get_position()[1] for tick in ticks] == pytest.approx(
-        [60 * i / end for i in range(5)]
+        [30 * i / end for i in range(5)]
     )
 
 
@@ -174,6 +183,52 @@ def test_the_pyramid_is_one_for_each_user_and_none_for_an_sm():
     assert sizes["one"] == [1020, 227 * KiB, 50 * MiB, 80 * 10**9]
     assert sizes["sm"][:2] == [256 * KiB, 228 * KiB]
     assert sizes["all"][:2] == [132 * 256 * KiB, 132 * 228 * KiB]
+
+
+# --- hiding the latency -------------------------------------------------------------------------
+
+H100 = GPUS["H100 SXM"]
+LATENCY = 500 / 1.83e9
+
+
+def act_out(rows, each, until):
+    """Rows that ask, wait, are served one by one and ask again: when each service begins."""
+    serving = rows and 32 * each * 132 / 3.35e12  # seconds at the counter, for the share of a room
+    arrivals = [(0.0, row) for row in range(rows)]  # at the counter
+    free, begun = 0.0, []
+    while arrivals[0][0] < until:
+        arrives, row = heapq.heappop(arrivals)
+        begins = max(arrives, free)
+        free = begins + serving
+        begun.append((begins, row))
+        heapq.heappush(arrivals, (free + LATENCY - serving, row))  # all the way, there and back
+    return begun, serving
+
+
+@pytest.mark.parametrize("each", [2, 4, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 13, 14, 27, 54, 55, 64])
+def test_rows_that_wait_keep_the_counter_as_busy_as_when_acted_out(rows, each):
+    data, until = compute_hiding(rows, each), 400 * LATENCY
+    begun, serving = act_out(rows, each, until)
+    busy = sum(min(serving, until - begins) for begins, _ in begun if begins < until) / until
+    assert data["busy"] == pytest.approx(busy, rel=0.01)
+    assert data["delivered"] == pytest.approx(busy * H100.bandwidth, rel=0.01)
+    shown = sorted(start for start in data["starts"].ravel() if start < 3 * LATENCY)
+    assert shown == pytest.approx([b for b, _ in begun if b < 3 * LATENCY - 1e-15], abs=1e-12)
+
+
+def test_littles_law():
+    """Just enough on the way keeps the counter busy; less delivers in proportion."""
+    needed = H100.bandwidth * LATENCY
+    for rows in (1, 20, 54, 55, 64):
+        data = compute_hiding(rows, 4)
+        assert data["on_the_way"] == rows * 32 * 4 * 132
+        assert data["delivered"] == pytest.approx(
+            H100.bandwidth * min(1, data["on_the_way"] / needed)
+        )
+    assert decimal(needed) == "915 kB" and f"{needed / (132 * 2048):.1f}" == "3.4"
+    assert "counter is never idle" in hiding_explorer(rows=55).picture.caption
+    assert "busy 99.7% of the time" in hiding_explorer(rows=54).picture.caption
 
 
 # --- staircase and ladder -----------------------------------------------------------------------
@@ -210,6 +265,63 @@ def test_a_staircase_says_how_far_it_falls_also_where_no_cache_is_named():
 
 def test_the_ladder_speaks_its_numbers():
     words = show(ladder).words
-    assert "HBM 299 µs" in words and "host memory 15.6 ms" in words
+    assert words.endswith("shared memory 0.11 s, HBM 1 s, host memory 52 s, disk 479 s, 8 min.")
     relative = [LADDER[3].bandwidth / far.bandwidth for far in LADDER[4:]]
     assert np.round(relative).tolist() == [52, 479]
+
+
+def test_the_ladder_is_true_to_scale():
+    """As much is painted for a level as it takes, in seconds, and no line is longer than a minute."""
+    figure = show(ladder).figure
+    painted = {}
+    for bar in figure.axes[0].patches:
+        painted[bar.get_facecolor()] = painted.get(bar.get_facecolor(), 0) + bar.get_width()
+        assert bar.get_x() == 0 and 0 < bar.get_width() <= 60
+    hbm = GPUS["H100 SXM"].bandwidth
+    times = [hbm / level.bandwidth for level in LADDER if level.bandwidth]
+    assert list(painted.values()) == pytest.approx(times)
+
+
+def test_the_table_of_levels():
+    rows = {row[0]: row for row in capacities(GPUS["H100 SXM"]).rows}
+    assert [row[3] for row in rows.values()] == [
+        "256 KiB per SM",
+        "228 KiB per SM",
+        "50 MiB",
+        "80 GB",
+    ]
+    assert rows["HBM"][1:3] == ("the library across the street", "the whole GPU")
+
+
+# --- what the page says in words ------------------------------------------------------------------
+
+PAGE = json.loads((ROOT / "notebooks/01_the_school.ipynb").read_text(encoding="utf-8"))
+PROSE = "\n".join("".join(c["source"]) for c in PAGE["cells"] if c["cell_type"] == "markdown")
+
+
+def test_numbers_in_the_prose_are_computed():
+    h100, a100 = GPUS["H100 SXM"], GPUS["A100 80GB"]
+    naive, _, tiled = (school.day(4, 20, 12, flow) for flow in school.FLOWS)
+    latency = h100.levels[-1].latency / h100.clock
+    in_flight, threads = h100.bandwidth * latency, h100.sms * THREADS_PER_SM
+    full = threads * 2
+    operations = h100.peak_for("fp32") / h100.bandwidth
+    rows = in_flight / (h100.sms * 32 * 16)
+    sram = h100.l2_bytes * 8 * 6 / 80e9
+    shelf = h100.levels[1].bandwidth / h100.bandwidth
+    for said in (
+        f"by a factor of {h100.peak['fp16'] / a100.peak['fp16']:.1f}",
+        f"{threads:,} students",
+        f"{in_flight / threads:.1f} bytes for each of {threads:,} threads",
+        f"{decimal(full)} are on the way, and the counter is busy {full / in_flight:.0%}".replace(
+            "%", " %"
+        ),
+        f"With 16 bytes each, {ceil(rows)} rows",
+        f"{operations:.0f} operations per byte, {2 * operations:.0f} per number",
+        f"the pages make {naive.crossings} crossings. How many, tiled?",
+        f"takes {sram:.0%} of its transistors".replace("%", " %"),
+        f"{h100.clock / 1e9} GHz",
+    ):
+        assert said in PROSE, said
+    assert tiled.crossings == 40 and "Forty: two per page" in PROSE
+    assert round(shelf) == 9 and "factor of nine" in PROSE

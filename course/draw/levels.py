@@ -6,13 +6,29 @@ from collections.abc import Sequence
 
 from course.draw.static import static
 from course.draw.theme import FLOWS, INK, LEVELS, PAPER
-from course.hardware import GB, LADDER, Level
-from course.units import binary, decimal, seconds
+from course.hardware import LADDER, Gpu, Level
+from course.tables import Table
+from course.units import binary, decimal
 
 # From main memory upwards, what a level of any machine is painted like.
 PAINT = ("hbm", "l2", "shared", "registers")
+MINUTE = 60
 NAMES = {"registers": "registers", "shared": "shared memory", "l2": "L2", "hbm": "HBM",
          "host": "host memory", "nvme": "disk"}  # fmt: skip
+
+
+def capacities(gpu: Gpu) -> Table:
+    """The levels of a GPU: their place in the school, users, capacity, distance, who manages them."""
+    rows = []
+    for level in gpu.levels:
+        rooms = gpu.sms if level.name in ("registers", "shared") else 1
+        size = (decimal if level.name == "hbm" else binary)(level.capacity_bytes // rooms)
+        size += " per SM" if rooms > 1 else ""
+        facts = level.analogy, level.scope, size, level.latency, level.managed_by
+        rows.append((NAMES[level.name], *facts))
+    return Table(
+        ("level", "in the school", "used by", "capacity", "cycles away", "managed by"), rows
+    )
 
 
 def stairs(points: Sequence[dict], levels: Sequence[Level]) -> list[dict]:
@@ -76,35 +92,37 @@ def staircase(ax, points: Sequence[dict], levels: Sequence[Level], title: str = 
     )
 
 
-def ladder(ax, size: float = GB) -> str:
-    """Time to move `size` bytes out of each level that has a bandwidth, against HBM's."""
+def ladder(ax) -> str:
+    """What each level takes to hand over what HBM does in a second: a square a second, a line a minute."""
     levels = [level for level in LADDER if level.bandwidth]
     hbm = next(level.bandwidth for level in levels if level.name == "hbm")
-    times = [size / level.bandwidth for level in levels]
-    for i, (level, time) in enumerate(zip(levels, times, strict=True)):
-        style = LEVELS[level.name]
-        ax.barh(-i, time, 0.62, facecolor=style.colour, hatch=style.hatch, edgecolor=PAPER)
-        ax.barh(-i, time, 0.62, fill=False, edgecolor=INK, linewidth=1)
-        ratio = hbm / level.bandwidth
-        relative = (
-            "1×, the measure" if ratio == 1 else f"{ratio:.2g}×" if ratio < 1 else f"{ratio:.0f}×"
-        )
-        ax.text(time * 1.25, -i, f"{seconds(time)}   {relative}", va="center", fontsize=12)
-    ax.set(xscale="log", xlim=(times[0] / 8, times[-1] * 20), ylim=(0.6 - len(levels), 0.5))
-    ax.set_yticks([-i for i in range(len(levels))], [_where(level) for level in levels])
-    ax.set_xticks(
-        [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1], ["10 µs", "100 µs", "1 ms", "10 ms", "100 ms", "1 s"]
-    )
-    ax.minorticks_off()
-    ax.set_xlabel(f"time to move {decimal(size)}, at the quoted bandwidth")
+    times = [hbm / level.bandwidth for level in levels]
+    line = 0  # lines of squares, downwards
+    for level, time in zip(levels, times, strict=True):
+        first, left = line, time
+        while left > 0:
+            colour = LEVELS[level.name].colour
+            ax.barh(line, min(left, MINUTE), 0.9, facecolor=colour,
+                    edgecolor=INK if time < 1 else colour, linewidth=0.8)  # fmt: skip
+            left, line = left - MINUTE, line + 1
+        words = f"{NAMES[level.name]}, {decimal(level.bandwidth, 'B/s')}"
+        ax.text(-1, first, words, ha="right", va="center", fontsize=12)
+        ax.text(MINUTE + 1, first, _told(time), va="center", fontsize=12, fontweight="bold")
+        line += 0.45
+    ax.set(xlim=(0, MINUTE), ylim=(line - 0.6, -0.7), yticks=())
+    ax.vlines(range(1, MINUTE), -0.6, line - 0.6, color=PAPER, linewidth=1.5)
+    ax.set_xticks(range(0, MINUTE + 1, 10), [f"{second} s" for second in range(0, MINUTE + 1, 10)])
+    ax.set_xlabel("a mark is a second, a line is a minute")
+    ax.spines["left"].set_visible(False)
     said = ", ".join(
-        f"{NAMES[level.name]} {seconds(time)}" for level, time in zip(levels, times, strict=True)
+        f"{NAMES[level.name]} {_told(time)}" for level, time in zip(levels, times, strict=True)
     )
-    return f"Time to move {decimal(size)} from each level of an H100 and beyond: {said}."
+    return f"If HBM took a second, so long would each level take: {said}."
 
 
-def _where(level):
-    return f"{NAMES[level.name]}, {decimal(level.bandwidth, 'B/s')}"
+def _told(time):
+    """Seconds, and minutes too where they are many."""
+    return f"{time:.2g} s" if time < MINUTE else f"{time:.0f} s, {time / MINUTE:.0f} min"
 
 
-static("ladder", size=(10, 3.4))(ladder)
+static("ladder", size=(10, 4))(ladder)

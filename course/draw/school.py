@@ -11,7 +11,7 @@ from course.draw.theme import ACCENT, FLOWS, INK, LEVELS, PAPER, SOFT
 from course.hardware import GPUS
 from course.units import binary, decimal
 
-STREET = "#e4e4e4"
+STREET, COUNTER = "#e4e4e4", "#cfb0dd"
 # Markers for `plot`: somebody seen from the front, and a sheet of paper.
 STUDENT = Path.make_compound_path(
     Path.circle((0, 0.62), 0.3),
@@ -39,10 +39,10 @@ def plan(ax, gpu=GPUS["H100 SXM"]) -> str:
     _library(ax, library)
     return (
         f"A plan of the school. It has {gpu.sms} classrooms, the SMs. In one, drawn large, students "
-        f"sit in rows of 32, the warps; the class is a block, a student a thread with registers as "
+        f"sit in rows of 32, the warps; the class is a thread block, a student a thread with registers as "
         f"a desk. At the back of the room is a shelf, shared memory, {shelf}. All classrooms share "
         f"the corridor's cupboard, the L2 cache, {cupboard}. Across the street stands the town "
-        f"library, HBM, {library}."
+        f"library, HBM, {library}, with one counter."
     )
 
 
@@ -66,7 +66,7 @@ def _classroom(ax, shelf):
     ax.text(2.9, 4.75, "One classroom: an SM", fontsize=12.5, fontweight="bold", va="center")
     ax.add_patch(FancyBboxPatch((2.88, 3.2), 3.8, 0.98, boxstyle="round,pad=0,rounding_size=0.08",
                                 facecolor="#f4f4f4", edgecolor=SOFT, linewidth=1))  # fmt: skip
-    ax.text(2.9, 4.38, "a class: a block", fontsize=11, va="center")
+    ax.text(2.9, 4.38, "a class: a thread block", fontsize=11, va="center")
     ax.text(6.68, 4.38, "each row of 32: a warp", fontsize=11, va="center", ha="right")
     for row in range(4):
         for seat in range(32):
@@ -110,8 +110,10 @@ def _library(ax, capacity):
     ax.add_patch(Rectangle((8.3, 0.5), 1.6, 3.5, facecolor=style.colour, linewidth=0))
     ax.add_patch(Polygon([(8.2, 3.98), (9.1, 4.85), (10.0, 3.98)], facecolor=style.colour))
     for x in (8.42, 9.68):
-        ax.add_patch(Rectangle((x, 0.5), 0.1, 3.4, facecolor="#8a63a8", linewidth=0))
-    ax.text(9.1, 2.35, f"the town\nlibrary:\nHBM,\n{capacity}", ha="center", va="center",
+        ax.add_patch(Rectangle((x, 1.25), 0.1, 2.65, facecolor="#8a63a8", linewidth=0))
+    ax.add_patch(Rectangle((8.3, 0.8), 1.6, 0.45, facecolor=COUNTER, linewidth=0))
+    ax.text(9.1, 1.02, "the counter", ha="center", va="center", fontsize=11)
+    ax.text(9.1, 2.5, f"the town\nlibrary:\nHBM,\n{capacity}", ha="center", va="center",
             fontsize=13, color=style.ink, linespacing=1.4)  # fmt: skip
 
 
@@ -125,20 +127,21 @@ def homework(axes, steps=4, pages=5) -> str:
         minutes, places = zip(*school.path(told), strict=True)
         ax.axvspan(0.08, 0.92, color=STREET, zorder=0)
         ax.plot(places, minutes, color=style.colour, linestyle=style.dash)
-        ax.set(xlim=(1.42, -0.42), ylim=(last * 1.03, -last * 0.02), xticks=(1, 0))
+        ax.set(xlim=(1.42, -0.42), ylim=(last * 1.03, -last * 0.02), xticks=(1, 0.5, 0))
         ax.set_yticks(range(0, int(last) + 1, 20))
-        ax.set_xticklabels(("classroom", "library"), fontsize=12)
+        ax.set_xticklabels(("classroom", "street", "library"), fontsize=12)
         ax.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-        ax.set_title(f"{flow}: {day.crossings} crossings", pad=8)
+        ax.set_title(f"{flow}: {day.crossings // pages} crossings of each page", pad=8)
+        ax.text(-0.06, school.PAGE_MINUTES * pages / 2, "counter", va="center", fontsize=12)
         _steps(ax, told)
         ax.text(-0.06, day.minutes, f"{day.minutes:.1f} min", va="center", fontsize=12)
     axes[0].set_ylabel("minute of the day")
     naive, fused = days.values()
     return (
-        f"A homework of {steps} steps on {pages} pages, minute by minute. Naive, the class walks "
-        f"between library and classroom {naive.crossings} times and needs {naive.minutes:.1f} "
-        f"minutes; fused it walks {fused.crossings} times and needs {fused.minutes:.1f}, for the "
-        f"same steps."
+        f"A homework of {steps} steps on {pages} pages, minute by minute. Naive, each page goes "
+        f"between library and classroom {naive.crossings // pages} times and the day has "
+        f"{naive.minutes:.1f} minutes; fused it goes {fused.crossings // pages} times and the day "
+        f"has {fused.minutes:.1f}, for the same steps."
     )
 
 

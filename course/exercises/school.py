@@ -1,30 +1,30 @@
-"""Exercises of notebook 01: crossings, levels, and reading a staircase."""
+"""Exercises of notebook 01: crossings, levels, bytes on the way, and reading a staircase."""
 
 from math import ceil
 
 import numpy as np
 
 from course.exercises import Exercise, Question
-from course.hardware import KiB, MiB
+from course.hardware import GPUS, LADDER, KiB, MiB
 
 # --- predictions, asked where the notebook teaches the point ------------------------------------
 
 naive_crossings = Question(
     "Crossings, naive",
-    task="A homework of four steps. Each step fetches its pages from the library and takes its "
-    "answer back. How many times is the street crossed with pages?",
+    task="A homework of four steps, each a kernel of its own. How many crossings does each page make?",
     answer=8,
     factor=1,
     wrong={
-        4: "Each step crosses twice: the pages come, the answer goes back.",
-        2: "That would be the fused day. Here every step goes back to the library.",
+        4: "Each step crosses twice: the page comes, the answer goes back.",
+        2: "That would do if nothing had to go back in between. Here every step goes back to the library.",
         5: "The answer of one step goes to the library, and comes back for the next: two crossings.",
     },
-    explanation="Four steps, each with one crossing to fetch and one to give back: 4 × 2 = 8.",
+    explanation="Four steps, each with one crossing to fetch the page and one to give it back: 4 × 2 = 8.",
 )
 fused_crossings = Question(
     "Crossings, fused",
-    task="The same homework, all four steps in the classroom. How many crossings with pages?",
+    minutes=1,
+    task="The same homework, all four steps in one kernel. How many crossings does each page make?",
     answer=2,
     factor=1,
     wrong={
@@ -32,7 +32,36 @@ fused_crossings = Question(
         4: "Between the steps nothing leaves the classroom: the half-done pages stay on the shelf.",
         8: "That is the naive day. Now only the first fetch and the last return cross the street.",
     },
-    explanation="One crossing with the pages, one with the final answer: 2, a quarter of 8.",
+    explanation="One crossing with the page, one with the final answer: 2, a quarter of 8.",
+)
+_H100 = GPUS["H100 SXM"]
+_LATENCY = _H100.levels[-1].latency / _H100.clock
+in_flight = Question(
+    "On the way",
+    task="The counter of an H100 hands over 3.35e12 bytes per second. What is asked for is on its way "
+    "for 273 ns. How many kB must be on their way at any moment, so that the counter is never idle?",
+    answer=_H100.bandwidth * _LATENCY / 1e3,
+    unit="kB",
+    wrong={
+        3.35e12 / 273e-9 / 1e3: "Divided: but the longer the way, the more is on it. Multiply.",
+        3.35: "In a microsecond it hands over 3.35 MB. How much in 0.273 of one?",
+    },
+    explanation="3.35e12 bytes per second × 273e-9 s = 915e3 bytes: what the counter hands over while one "
+    "request is on its way. With less, it would run dry before the answer to the next request is due.",
+)
+disk_seconds = Question(
+    "In the other town",
+    minutes=1,
+    task="HBM hands over 3,350 GB per second, a disk 7. Suppose that HBM took a second for some data. "
+    "How long would the disk take? A guess within a factor of two is right.",
+    answer=_H100.bandwidth / LADDER[-1].bandwidth,
+    unit="s",
+    factor=2,
+    wrong={
+        52: "That is host memory, over the cable. The disk is slower still.",
+        23450: "Multiplied: how often does 7 go into 3,350?",
+    },
+    explanation="3,350 / 7 = 479 seconds, about eight minutes.",
 )
 dies_of_sram = Question(
     "A library of SRAM",
@@ -153,8 +182,51 @@ what_tiling_saves = Question(
 # --- exercises ------------------------------------------------------------------------------------
 
 
-def pages_carried(steps, pages, shelf, flow):
-    """Pages that cross the street in a day, both ways counted."""
+def all_crossings(steps, pages, flow):
+    """Crossings of all pages together, where the homework fits on the shelf."""
+    return 2 * steps * pages if flow == "naive" else 2 * pages
+
+
+def _small_homeworks(rng):
+    for flow in ("naive", "fused"):
+        yield 1, int(rng.integers(2, 9)), flow
+        yield int(rng.integers(2, 9)), 1, flow
+        yield int(rng.integers(3, 9)), int(rng.integers(10, 40)), flow
+
+
+crossings = Exercise(
+    "Count the crossings",
+    difficulty=1,
+    minutes=3,
+    answer=all_crossings,
+    cases=_small_homeworks,
+    task="Write crossings(steps, pages, flow): how many crossings all pages together make, for the "
+    "flows 'naive' and 'fused'.",
+    hints=(
+        "Naive: each of the steps costs each of the pages two crossings.",
+        "Fused: two crossings for each page, however many steps. Choose with: if flow == 'naive'",
+    ),
+    wrong=[
+        (lambda steps, pages, flow: all_crossings(steps, pages, flow) // 2,
+         "This counts one way. What is fetched must be given back: two crossings."),
+        (lambda steps, pages, flow: all_crossings(steps, 1, flow),
+         "This is for one page. All pages are asked for: they cross one by one."),
+        (lambda steps, pages, flow: 2 * steps * pages,
+         "This is the naive day, whatever the flow: look at the argument `flow`."),
+        (lambda steps, pages, flow: 2 * pages,
+         "This is the fused day, whatever the flow: look at the argument `flow`."),
+        (lambda steps, pages, flow: all_crossings(steps, pages, "fused" if flow == "naive" else "naive"),
+         "The two flows are swapped: it is the naive one whose crossings grow with the steps."),
+        (lambda steps, pages, flow: 8 * pages if flow == "naive" else 2 * pages,
+         "Right for four steps only: take the argument `steps`."),
+        (lambda steps, pages, flow: (steps + 1) * pages if flow == "naive" else 2 * pages,
+         "Between two steps a page crosses twice: it goes back, and is fetched again."),
+    ],
+)  # fmt: skip
+
+
+def crossings_with_shelf(steps, pages, shelf, flow):
+    """Crossings of all pages together, with a shelf for so many of them."""
     if flow == "naive":
         return 2 * steps * pages
     if flow == "tiled":
@@ -171,46 +243,46 @@ def _homeworks(rng):
         yield steps, 3 * shelf + int(rng.integers(1, shelf)), shelf, flow  # does not
 
 
-def _carried(**formulas):
+def _but(**formulas):
     """The right function, but for the flows that are given: a formula of (steps, pages, shelf)."""
 
     def attempt(steps, pages, shelf, flow):
         if flow in formulas:
             return formulas[flow](steps, pages, shelf)
-        return pages_carried(steps, pages, shelf, flow)
+        return crossings_with_shelf(steps, pages, shelf, flow)
 
     return attempt
 
 
-carried = Exercise(
-    "Pages over the street",
+small_shelf = Exercise(
+    "A shelf too small",
     difficulty=2,
-    minutes=8,
-    answer=pages_carried,
+    minutes=6,
+    answer=crossings_with_shelf,
     cases=_homeworks,
-    task="Write pages_carried(steps, pages, shelf, flow): how many pages cross the street in a day, "
-    "both ways counted, for the flows 'naive', 'fused' and 'tiled'.",
+    task="Write crossings(steps, pages, shelf, flow): how many crossings all pages together make when "
+    "the shelf holds `shelf` pages, for the flows 'naive', 'fused' and 'tiled'.",
     hints=(
-        "Naive: every step carries every page twice. Tiled: every page is carried twice, in all.",
-        "Fused: min(pages, shelf) pages stay in the classroom and are carried twice in all.",
-        "Fused: each of the others is carried twice at every step.",
+        "Naive: every step carries every page twice. Tiled: every page crosses twice, in all.",
+        "Fused: min(pages, shelf) pages stay in the classroom and cross twice in all.",
+        "Fused: each of the others crosses twice at every step.",
     ),
     wrong=[
-        (lambda *args: pages_carried(*args) // 2,
+        (lambda *args: crossings_with_shelf(*args) // 2,
          "This counts one way. What is fetched must be given back: both ways cross the street."),
-        (_carried(fused=lambda k, p, shelf: 2 * p),
+        (_but(fused=lambda k, p, shelf: 2 * p),
          "This fused day always fits. What is too much for the shelf goes back after every step."),
-        (_carried(fused=lambda k, p, shelf: 2 * p if p <= shelf else 2 * k * p),
+        (_but(fused=lambda k, p, shelf: 2 * p if p <= shelf else 2 * k * p),
          "Too much for the shelf does not mean that nothing stays: a shelf full of pages does."),
-        (_carried(fused=lambda k, p, shelf: 2 * shelf + 2 * k * (p - shelf)),
+        (_but(fused=lambda k, p, shelf: 2 * shelf + 2 * k * (p - shelf)),
          "With a shelf larger than the homework this carries more pages than there are: take min()."),
-        (_carried(naive=lambda k, p, shelf: 2 * k * ceil(p / shelf)),
-         "These are crossings, not pages. Each crossing carries a load of pages."),
-        (_carried(tiled=lambda k, p, shelf: 2 * shelf * ceil(p / shelf)),
+        (_but(naive=lambda k, p, shelf: 2 * k * ceil(p / shelf)),
+         "These are walks, not crossings. On each walk a load of pages crosses."),
+        (_but(tiled=lambda k, p, shelf: 2 * shelf * ceil(p / shelf)),
          "The last load may be smaller than the shelf: no more pages cross than there are."),
-        (_carried(tiled=lambda k, p, shelf: 2 * k * p),
+        (_but(tiled=lambda k, p, shelf: 2 * k * p),
          "In the tiled day all steps are done while a load is on the shelf: no factor of steps."),
-        (_carried(fused=lambda k, p, shelf: 2 * min(p, shelf) + 2 * (k - 1) * max(p - shelf, 0)),
+        (_but(fused=lambda k, p, shelf: 2 * min(p, shelf) + 2 * (k - 1) * max(p - shelf, 0)),
          "A page that does not fit is carried at every step, the first and the last among them."),
         (lambda k, p, shelf, flow: 2 * k * p,
          "This is the naive day, whatever the flow: look at the argument `flow`."),

@@ -8,6 +8,7 @@ RIDGE = ridge(GPUS["H100 SXM"])
 
 operations_per_byte = Question(
     "Operations per byte",
+    minutes=1,
     task="A data-centre GPU (an H100) reads from its main memory as fast as it can. How many "
     "arithmetic operations could it do for each byte that arrives? A guess within a factor of two "
     "is right.",
@@ -27,6 +28,7 @@ operations_per_byte = Question(
 
 truth = Question(
     "Who held the clock?",
+    minutes=1,
     task="A page says: '41 µs, computed from the bytes and the quoted bandwidth'. What do you know?",
     answer="b",
     choices={

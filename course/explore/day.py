@@ -6,24 +6,24 @@ from matplotlib.patches import Rectangle
 
 from course import draw as _theme  # noqa: F401 - sets fonts and colours once
 from course import school as model
-from course.draw.school import PAGE, STREET, STUDENT
+from course.draw.school import COUNTER, PAGE, STREET, STUDENT
 from course.draw.theme import FLOWS, INK, LEVELS, PAPER, SOFT
 from course.explore.explorer import Explorer
 from course.explore.school import count
 
 MOMENTS = 48  # of the naive day, however long it is
-SHELF = 5  # pages
-MOST_STEPS, MOST_LOADS = 6, 2
+SHELF = 5  # pages: as many as the homework has, so a fused class needs no tiles
+MOST_STEPS = 6
 LANES = {"naive": "naive", "fused": "tiled"}  # the lane → how its visits go
 
 
-def compute(moment, steps, loads):
+def compute(moment, steps):
     """Where both classes are at this moment, and what they have done so far."""
-    told = {lane: model.visits(steps, SHELF * loads, SHELF, how) for lane, how in LANES.items()}
+    told = {lane: model.visits(steps, SHELF, SHELF, how) for lane, how in LANES.items()}
     ends = {lane: model.path(visits)[-1][0] for lane, visits in told.items()}
     now = ends["naive"] * (moment / MOMENTS)  # exactly the end at the last one
     lanes = {lane: _lane(visits, now) for lane, visits in told.items()}
-    return {"now": now, "end": ends["naive"], "steps": steps, "loads": loads, "lanes": lanes}
+    return {"now": now, "end": ends["naive"], "steps": steps, "lanes": lanes}
 
 
 def _lane(visits, now):
@@ -37,9 +37,9 @@ def _lane(visits, now):
     return {
         "path": path,
         "place": float(np.interp(now, minutes, places)),
-        "doing": "done" if home else ("in the queue", "walking", "at work", "walking", "in the queue")[stretch],
+        "doing": "done" if home else ("at the counter", "walking", "at work", "walking", "at the counter")[stretch],
         "carries": not home and stretch in (1, 3),
-        "crossings": 2 * visit + (stretch > 1) + (stretch > 3),
+        "crossings": 2 * visit + (stretch > 1) + (stretch > 3),  # of each page: all go together
         "all_crossings": 2 * len(visits),
         "page_steps": sum(v.pages * v.steps for v in done),
         "all_page_steps": sum(v.pages * v.steps for v in visits),
@@ -93,6 +93,10 @@ def _scene(ax, flow, y):
     ax.plot([5.65, 5.65], [y + 0.05, y + 2.9], color=PAPER, linewidth=3, dashes=(3, 2))
     ax.add_patch(Rectangle((7.9, y + 0.2), 2.0, 2.55, facecolor=library.colour, linewidth=0))
     ax.text(8.9, y + 2.3, "library", ha="center", va="center", color=library.ink, fontsize=12)
+    ax.add_patch(Rectangle((8.1, y + 0.3), 1.6, 0.5, facecolor=COUNTER, linewidth=0))
+    ax.text(8.9, y + 0.54, "counter", ha="center", va="center", fontsize=11)
+    ax.text(5.65, y + 2.6, "the street", ha="center", va="center", fontsize=11, bbox=dict(
+        facecolor=STREET, edgecolor="none", pad=2))  # fmt: skip
     ax.add_patch(Rectangle((0.3, y + 0.35), 1.5, 0.62, facecolor=shelf.colour, hatch=shelf.hatch,
                            edgecolor=PAPER, linewidth=0))  # fmt: skip
     ax.text(1.95, y + 0.66, "the shelf", fontsize=11, va="center")
@@ -162,13 +166,13 @@ def describe(data):
     """What both classes have done by now."""
     lanes = data["lanes"]
     said = [
-        f"{name.capitalize()}: {_doing(lane)}, {lane['crossings']} of {lane['all_crossings']} "
-        f"crossings; the class {_class(lane)}."
+        f"{name.capitalize()}: {_doing(lane)}; each page made {lane['crossings']} of "
+        f"{lane['all_crossings']} crossings; the class {_class(lane)}."
         for name, lane in lanes.items()
     ]
     return (
         f"Minute {data['now']:.1f} of {data['end']:.1f}; a homework of {count(data['steps'], 'step')} "
-        f"on {SHELF * data['loads']} pages, where the shelf holds {SHELF}. {' '.join(said)}"
+        f"on {SHELF} pages. {' '.join(said)}"
     )
 
 
@@ -177,7 +181,6 @@ def day(**initial):
     controls = {
         "moment": widgets.IntSlider(16, min=0, max=MOMENTS, description="moment"),
         "steps": widgets.IntSlider(4, min=1, max=MOST_STEPS, description="steps"),
-        "loads": widgets.IntSlider(1, min=1, max=MOST_LOADS, description="shelf-loads"),
     }
     title = "A day at school: a naive and a fused class with the same homework"
     return Explorer(compute, draw, describe, controls, title, initial=initial, play="moment",

@@ -1,12 +1,11 @@
-"""Slider of notebook 01: the memory levels of a chosen GPU as a pyramid, on a log scale."""
+"""Slider of notebook 01: the memory levels of a chosen GPU on a log axis. Are they a pyramid?"""
 
 import math
 
 import ipywidgets as widgets
-from matplotlib.patches import Polygon, Rectangle
 
 from course import draw as _theme  # noqa: F401 - sets fonts and colours once
-from course.draw.theme import INK, LEVELS, PAPER, SOFT
+from course.draw.theme import ACCENT, INK, LEVELS, SOFT
 from course.explore.explorer import Explorer
 from course.hardware import GPUS, THREAD_REGISTER_BYTES
 from course.units import binary, decimal
@@ -23,7 +22,6 @@ NAMES = {
     "l2": "L2 cache",
     "hbm": "main memory",
 }
-SMALLEST, LARGEST = 1, 12  # powers of ten of bytes: the tip and the foot of the pyramid
 
 
 def compute(gpu, share):
@@ -54,62 +52,61 @@ def _share(gpu, level, share):
 
 
 def draw(fig, data):
-    """A bar a level, its width the logarithm of its bytes; words left and right of it."""
-    fig.subplots_adjust(left=0, right=1, bottom=0.02, top=0.99)
-    ax = fig.subplots()
-    ax.set(xlim=(-10.2, 10.2), ylim=(-0.62, 4.55))
-    ax.axis("off")
-    title = ax.text(0, 4.28, "", ha="center", va="center", fontsize=15, fontweight="bold")
-    for i, head in ((-9.9, "in the school"), (5.9, "speed, distance")):
-        ax.text(i, 4.28, head, va="center", fontsize=11, color=SOFT)
-    rows = [_row(ax, 3.5 - 1.05 * i, level["name"]) for i, level in enumerate(data["levels"])]
-    for power, name in ((3, "1 kB"), (6, "1 MB"), (9, "1 GB"), (12, "1 TB")):
-        x = _half(10**power)
-        ax.plot([x, x, -x, -x], [-0.1, -0.2, -0.2, -0.1], color=SOFT, linewidth=1)
-        ax.text(x, -0.24, name, ha="center", va="top", fontsize=11, color=SOFT)
-    ax.text(
-        -0.2, -0.24, "width: bytes, on a log scale", ha="right", va="top", fontsize=11, color=SOFT
-    )
+    """A dot a level on a log axis of bytes, with its ratio to the level above; words at the sides."""
+    ax = fig.add_axes((0.23, 0.13, 0.55, 0.72), xscale="log", xlim=(100, 2e12), ylim=(-0.6, 3.5))
+    ax.set_yticks([])
+    ax.set_xticks([1e3, 1e6, 1e9, 1e12], ["1 kB", "1 MB", "1 GB", "1 TB"])
+    ax.minorticks_off()
+    ax.grid(axis="x")
+    ax.spines["left"].set_visible(False)
+    title = fig.text(0.505, 0.94, "", ha="center", va="center", fontsize=15, fontweight="bold")
+    ax.text(1.04, 3.5, "distance, bandwidth", fontsize=11, color=SOFT, transform=_across(ax))
+    rows = [_row(ax, 3 - i, level) for i, level in enumerate(data["levels"])]
 
     def move(data):
         share = next(text for text, key in SHARES.items() if key == data["share"])
         title.set_text(f"{data['gpu']}: {share}")
         changed = [title]
+        above = None
         for row, level in zip(rows, data["levels"], strict=True):
-            changed += row(level)
+            changed += row(level, above)
+            above = level["bytes"]
         return changed
 
     return move
 
 
-def _half(size):
-    """Half the width of a level of so many bytes."""
-    return 5.6 * (math.log10(size) - SMALLEST) / (LARGEST - SMALLEST)
+def _across(ax):
+    """x as a share of the width of the axes, y as data."""
+    return ax.get_yaxis_transform()
 
 
-def _row(ax, y, name):
-    style = LEVELS[name]
-    bar = Rectangle((-1, y - 0.4), 2, 0.8, facecolor=style.colour, hatch=style.hatch,
-                    edgecolor=PAPER, linewidth=0)  # fmt: skip
-    frame = Polygon([(0, 0)] * 4, fill=False, edgecolor=INK, linewidth=1)
-    ax.add_patch(bar)
-    ax.add_patch(frame)
-    size = ax.text(0, y, "", ha="center", va="center", fontsize=12.5)
-    school = ax.text(-9.9, y, "", va="center", fontsize=12, linespacing=1.3)
-    speed = ax.text(5.9, y, "", va="center", fontsize=12, linespacing=1.3)
+def _row(ax, y, level):
+    style, across = LEVELS[level["name"]], _across(ax)
+    ax.text(-0.38, y + 0.14, NAMES[level["name"]], fontsize=13, va="center", transform=across)
+    ax.text(
+        -0.38, y - 0.19, level["analogy"], fontsize=11, va="center", color=SOFT, transform=across
+    )
+    (dot,) = ax.plot([], [], "o", markersize=17, markerfacecolor=style.colour, markeredgecolor=INK)
+    size = ax.text(1, y, "", va="center", fontsize=12)
+    speed = ax.text(1.04, y, "", va="center", fontsize=12, transform=across, linespacing=1.3)
 
-    def move(level):
-        half = _half(level["bytes"])
-        bar.set(x=-half, width=2 * half)
-        frame.set_xy([(-half, y - 0.4), (half, y - 0.4), (half, y + 0.4), (-half, y + 0.4)])
-        size.set_text(f"{NAMES[name]}\n{_bytes(level)}")
-        size.set_color(style.ink)
-        size.set_bbox(dict(facecolor=style.colour, edgecolor="none", pad=1))
-        school.set_text(f"{level['analogy']}\nfor {level['who']}")
+    def move(level, above):
+        dot.set_data([level["bytes"]], [y])
+        words, ratio = f"{_bytes(level)} for {level['who']}", above and level["bytes"] / above
+        size.set_text(f"{words}, {_ratio(ratio)}" if ratio else words)
+        size.set_color(ACCENT if ratio and ratio < 1 else INK)
+        right = level["bytes"] < 1e7  # of the dot there is room
+        size.set(x=level["bytes"] * (2.5 if right else 0.4), ha="left" if right else "right")
         speed.set_text("\n".join(_speed(level)))
-        return [bar, frame, size, school, speed]
+        return [dot, size, speed]
 
     return move
+
+
+def _ratio(times):
+    """Of a level to the one above: two digits below ten, else whole numbers."""
+    return f"{times:.2g}×" if times < 10 else f"{times:,.0f}×"
 
 
 def _bytes(level):

@@ -1,4 +1,4 @@
-"""Slider of notebook 01: steps, pages, shelf → crossings and minutes, naive and fused and tiled."""
+"""Slider of notebook 01: steps, pages, shelf → walks, crossings, minutes of each flow."""
 
 import ipywidgets as widgets
 import numpy as np
@@ -38,7 +38,7 @@ def draw(fig, data):
     left.set(xlim=(0, 1), ylim=(-0.6, 2.75), xlabel="share of the naive day")
     left.set_yticks([2, 1, 0], model.FLOWS)
     left.xaxis.set_major_formatter("{x:.0%}")
-    left.set_title("A day: walking (dark), queueing (pale)", loc="left")
+    left.set_title("On the street (dark), at the counter (pale)", loc="left")
 
     lowest = model.day(1, 1, 1, "tiled").minutes
     longest = model.day(MOST_STEPS, MOST_PAGES, 1, "naive").minutes
@@ -57,7 +57,7 @@ def draw(fig, data):
                                      markersize=11, linestyle="", label=flow)  # fmt: skip
     edge = right.axvline(1, color=SOFT, linewidth=1, linestyle=":")
     full = right.text(1, longest * 0.8, "", fontsize=11, color=SOFT, va="top")
-    legend = right.legend(loc="lower right")
+    right.legend(loc="lower right")  # no day is so short: no curve gets there
 
     def move(data):
         most = data["days"]["naive"].minutes
@@ -75,7 +75,7 @@ def draw(fig, data):
         edge.set_xdata([at, at])
         full.set_text("shelf full " if at > MOST_PAGES / 2 else " shelf full")
         full.set(x=at, ha="right" if at > MOST_PAGES / 2 else "left")
-        return [*changed, edge, full, legend]
+        return [*changed, edge, full]
 
     return move
 
@@ -89,7 +89,7 @@ def _bar(ax, y, flow):
 
 
 def _line(day):
-    return f"{day.crossings} crossings, {day.carried} pages carried, {clock(day.minutes)}"
+    return f"{day.walks} walks, {day.crossings} crossings, {clock(day.minutes)}"
 
 
 def clock(minutes):
@@ -113,13 +113,13 @@ def describe(data):
         fits = (
             f"too much for the shelf, {count(over, 'page')} too many, which go back at every step"
         )
-    moved = [seconds(day.carried * PAGE_BYTES / gpu.bandwidth) for day in (naive, fused, tiled)]
+    moved = [seconds(day.crossings * PAGE_BYTES / gpu.bandwidth) for day in (naive, fused, tiled)]
     return (
         f"{count(data['steps'], 'step')} on {count(data['pages'], 'page')}, a shelf for "
         f"{data['shelf']}. Naive: "
         f"{_line(naive)}. Fused: {_line(fused)}; {fits}. Tiled: {_line(tiled)}. The work itself "
         f"takes {60 * naive.working:.0f} s in each. Were a page {PAGE_BYTES // MB} MB on an "
-        f"{gpu.name}, moving these pages would take {moved[0]}, {moved[1]} and {moved[2]}."
+        f"{gpu.name}, these crossings would take {moved[0]}, {moved[1]} and {moved[2]}."
     )
 
 
@@ -130,5 +130,5 @@ def school(**initial):
         "pages": widgets.IntSlider(20, min=1, max=MOST_PAGES, description="pages"),
         "shelf": widgets.IntSlider(12, min=1, max=MOST_PAGES, description="shelf, in pages"),
     }
-    title = "Crossings and minutes of a homework"
+    title = "Walks, crossings and minutes of a homework"
     return Explorer(compute, draw, describe, controls, title, initial=initial)
