@@ -101,7 +101,7 @@ def attention(q, k, v, *, causal=False, scale=None, variant="auto", return_lse=F
 
     variant: "readable", the Triton kernels of forward.py and backward.py; or "auto", the fastest
     that this device and input allow: split_kv.py where few queries meet many keys and no gradient
-    is asked for, else the same.
+    is asked for, hopper_forward.py on long rows of an H100 or H200, else the same.
     """
     if not available:
         raise NoTriton(reason)

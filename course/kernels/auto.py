@@ -1,6 +1,8 @@
 """variant="auto": for each call the kernels that are fastest for what it asks."""
 
-from course.kernels import launch, split_kv
+import torch
+
+from course.kernels import interpreted, launch, split_kv, tiles
 
 MANY = 1024  # keys; below, a program walks over all of them before splitting would pay
 
@@ -9,10 +11,13 @@ backward = launch.backward
 
 def forward(q, k, v, *, causal, scale, keep_rest=False):
     """(o, o_rest, m, 1/l), as `launch.forward`."""
-    if keep_rest or not few_queries(q, k):
-        return launch.forward(q, k, v, causal=causal, scale=scale, keep_rest=keep_rest)
-    o, m, l = split_kv.forward(q, k, v, causal=causal, scale=scale)
-    return o, None, m, 1 / l
+    options = {"causal": causal, "scale": scale}
+    if not keep_rest and few_queries(q, k):
+        o, m, l = split_kv.forward(q, k, v, **options)
+        return o, None, m, 1 / l
+    if schedule := hopper_schedule(q, k, causal):
+        return hopper(q, k, v, keep_rest, schedule, **options)
+    return launch.forward(q, k, v, keep_rest=keep_rest, **options)
 
 
 def few_queries(q, k):
@@ -20,3 +25,31 @@ def few_queries(q, k):
     b, h, n_q, _ = q.shape
     sms, _ = split_kv.gpu(q.device.index)
     return k.shape[2] >= MANY and (n_q < 64 or b * h * launch.cdiv(n_q, 64) < sms)
+
+
+def hopper_schedule(q, k, causal):
+    """How hopper_forward.py does it where it is the faster, else None. By measurements on an H200."""
+    if interpreted or q.dtype == torch.float32 or tiles.gpu(q.device.index)[0] != 90:
+        return None
+    from course.kernels.hopper_forward import Schedule  # Gluon: only where it runs
+
+    (n, d), n_kv = q.shape[2:], k.shape[2]
+    least, schedule = {
+        (128, False): (1024, Schedule(persistent=True)),
+        (128, True): (2048, Schedule(pinned=True)),
+        (64, False): (2048, Schedule(consumers=3, overlap=False)),
+        (64, True): (8192, Schedule(consumers=3, overlap=False)),
+    }.get((d, causal), (0, None))
+    return schedule if min(n, n_kv) >= least else None
+
+
+def hopper(q, k, v, keep_rest, schedule, **options):
+    """(o, o_rest, m, 1/l) by hopper_forward.py."""
+    from course.kernels import hopper_forward
+
+    q, k, v = (launch.aligned(x) for x in (q, k, v))
+    o = launch.empty_aligned(q.shape, q)
+    o_rest = launch.empty_aligned(q.shape, q) if keep_rest else None
+    m, inv_l = launch.row_statistics(q), launch.row_statistics(q)
+    hopper_forward.launch(q, k, v, o, o_rest, m, inv_l, schedule=schedule, **options)
+    return o, o_rest, m, inv_l

@@ -17,6 +17,7 @@ SECTIONS = {  # name: "module:function" that measures it and returns a dict with
     "forward_ladder": "course.records.forward_ladder:record",
     "one_pass": "course.records.one_pass:record",
     "sanitizer": "course.records.sanitizer:record",
+    "hopper_forward": "course.records.hopper_forward:record",
     "decode": "course.records.decode:record",
     "training": "course.records.training:record",
 }

@@ -16,7 +16,7 @@ SHAPES = (  # queries a sequence, batch, keys a sequence
 )
 PAGES = (16, 128)  # keys a page
 ROUNDS = 5
-CACHE = 4e8  # bytes walked through before the same are read again: far more than the L2 holds
+CACHE = 2e9  # bytes walked through before the same are read again: far more than the L2 holds
 
 
 def record() -> dict:
