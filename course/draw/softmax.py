@@ -81,7 +81,7 @@ def sweeps(ax, ways=SWEEPS) -> str:
                     linespacing=1.1)  # fmt: skip
         accesses = sum(1 + ("write" in part) for part in parts)
         ax.text(
-            3.08, -y, f"{accesses} access{'es' if accesses > 1 else ''}\nan element", va="center"
+            3.08, -y, f"{accesses} access{'es' if accesses > 1 else ''}\nper element", va="center"
         )
         said.append(f"{name} {len(parts)}")
     ax.set(

@@ -106,6 +106,20 @@ def _(ax):
     return sram(ax, 128, 64, 128, GPUS["H100 SXM"].smem_per_sm)
 
 
+def vary(n: int, d: int) -> dict[str, dict[int, tuple[int, int, int]]]:
+    """What `bytes_against` varies, one thing at a time: {name: {value: (n, block_q, block_kv)}}.
+
+    M, the numbers on the chip, makes four equal tiles: block_q = block_kv = M / 4d.
+    """
+    sizes = (16, 32, 64, 128, 256)
+    return {
+        "B_r, rows of a Q tile": {b: (n, b, 64) for b in sizes},
+        "B_c, rows of a K and V tile": {b: (n, 64, b) for b in sizes},
+        "M, numbers on the chip": {4 * d * b: (n, b, b) for b in sizes[1:]},
+        "N": {x: (x, 64, 64) for x in (n // 4, n // 2, n, 2 * n)},
+    }
+
+
 def bytes_against(axes, counted: dict, predicted: dict) -> str:
     """Counted bytes against block_q, block_kv, M and N, a panel each, with the prediction.
 
