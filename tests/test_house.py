@@ -81,7 +81,7 @@ hardware
 cost
 roofline softmax hbm
 attention school
-check kernels train
+check kernels letters train
 records
 draw
 explore
