@@ -114,7 +114,7 @@ def test_case_d15_the_chain_is_as_exact_as_pytorch(notebook, torch, shape, dtype
 
 
 @needs_triton
-@pytest.mark.parametrize("block", [32, 256, 1024])
+@pytest.mark.parametrize("block", [128, 256, 1024])
 def test_case_a23_one_seed_one_mask_forward_and_backward(notebook, torch, block):
     threes, zeros = (torch.full((3, 1030), v, device=device()) for v in (3.0, 0.0))
     run = notebook["fused_chain"]
@@ -726,6 +726,8 @@ def test_small_chains_take_what_the_record_says(record):
             assert data[flow]["time"] == pytest.approx(small[recorded][field])
         words = explorer._gain(data)
         assert ("slower" in words) == (data["faster"] < 1) and "launches decide" in words
+        if how == "in a CUDA graph":
+            assert f"{data['faster']:.1f}" == "2.5"  # as the page says
     assert data["faster"] < 1  # from Python
     assert (
         explorer.compute("H200", "four plain steps", 1000, "FP8", "in a CUDA graph")["faster"] > 2
