@@ -208,12 +208,12 @@ def attention(
     flow:
       "naive"  a kernel for each step. Forward: S, softmax, PV, so four passes over an N×N matrix.
                Backward, with P stored: seven passes (P, dP, dS between five kernels).
-      "flash"  the ideal fused kernel: each operand crosses the boundary once.
+      "ideal"  one fused kernel: each operand crosses the boundary once ("flash" says the same).
       "tiled"  what `course.attention.flash` and `flash_backward` ask of memory with these block
                sizes: K and V are read again for every Q block. Equal to their counted bytes.
 
     FLOPs are those of the matrix products, over the pairs that are visible: forward 4d a pair.
-    Backward: naive 8d; flash 10d, since S is computed again; tiled 14d, since it runs in two
+    Backward: naive 8d; ideal 10d, since S is computed again; tiled 14d, since it runs in two
     kernels and S and dP are needed in both. The forward pass counts no lse (inference keeps none);
     the backward pass reads lse and delta, 4 bytes each a row.
 
@@ -227,6 +227,7 @@ def attention(
     causal, backward = true_or_false(causal=causal, backward=backward)
     if heads % kv_heads:
         raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}).")
+    flow = "ideal" if flow == "flash" else flow
     if not isinstance(flow, str) or flow not in _FLOWS:
         raise ValueError(f"flow is {shown(flow)}; it must be one of {', '.join(_FLOWS)}.")
     if flow != "tiled" and (block_q, block_kv) != (None, None):
@@ -307,11 +308,11 @@ def _naive_backward(x):  # dV = PᵀdO · dP = dOVᵀ · dS = P∘(dP − D) · 
     return read, x.k + x.s + x.s + x.q + x.k
 
 
-def _flash(x):
+def _ideal(x):
     return x.q + 2 * x.k, x.q
 
 
-def _flash_backward(x):  # reads Q, K, V, O, dO and lse
+def _ideal_backward(x):  # reads Q, K, V, O, dO and lse
     return 3 * x.q + 2 * x.k + x.statistic, x.q + 2 * x.k
 
 
@@ -330,7 +331,7 @@ def _tiled_backward(x):
 # flow: (matrix products, bytes read and written) forward, then backward
 _FLOWS = {
     "naive": ((2, _naive), (4, _naive_backward)),
-    "flash": ((2, _flash), (5, _flash_backward)),
+    "ideal": ((2, _ideal), (5, _ideal_backward)),
     "tiled": ((2, _tiled), (7, _tiled_backward)),
 }
 

@@ -421,7 +421,7 @@ def test_nothing_costs_no_flops(sizes, flow, backward):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: attention(8, 4, flow="fused"), "one of naive, flash, tiled"),
+        (lambda: attention(8, 4, flow="fused"), "one of naive, ideal, tiled"),
         (lambda: attention(8, 4, flow="flash", block_q=8), "Only flow='tiled' has block sizes"),
         (lambda: attention(8, 4, flow="naive", block_kv=8), "Only flow='tiled' has block sizes"),
         (lambda: attention(8, 4, flow="tiled", block_q=0), "block_q must be a whole number, 1"),
@@ -443,3 +443,9 @@ def test_refusals_name_the_cause_and_the_remedy(call, message):
 
 def test_one_name_is_a_chain_of_one():
     assert chain("residual", 5, fused=True) == chain(["residual"], 5, fused=True)
+
+
+def test_flash_is_another_word_for_ideal():
+    for backward in (False, True):
+        a, b = (attention(100, 64, flow=f, backward=backward) for f in ("ideal", "flash"))
+        assert a == b
