@@ -166,6 +166,7 @@ def test_picture_has_its_words_as_text_alternative():
     page = picture._repr_html_()
     assert 'alt="Two points, &quot;rising&quot; &amp; &gt; 0."' in page
     assert 'width="600"' in page and re.search(r"base64,[A-Za-z0-9+/=]+\"", page)
+    assert "Two points" not in page.splitlines()[0]  # all that JupyterLab shows when collapsed
 
 
 def test_several_panels():

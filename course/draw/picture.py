@@ -23,7 +23,9 @@ class Picture:
         self.figure.savefig(buffer, format="png", dpi=2 * DPI, metadata={"Software": None})
         data = base64.b64encode(buffer.getvalue()).decode()
         width = round(self.figure.get_figwidth() * DPI)
+        # JupyterLab shows the first line of a collapsed output. The words may be the answer.
         return (
+            "<!-- picture -->\n"
             f'<img alt="{html.escape(self.words)}" style="max-width: 100%" width="{width}" '
             f'src="data:image/png;base64,{data}">'
         )
