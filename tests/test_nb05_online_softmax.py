@@ -525,6 +525,18 @@ def test_the_stepper_is_the_librarys_loop_at_every_step(block_q, block_kv):
     assert str(cost.attention(n, stepper.D, flow="naive").bytes) in stepper.describe(data)
 
 
+def test_what_the_notebook_asks_to_find_with_the_stepper():
+    at_3 = stepper.describe(stepper.compute(2, 2, 3))
+    assert "Row 1: m = 4, ℓ = 1.5530, o = 4.3269" in at_3
+    k = {
+        (b_r, b_c): stepper.compute(b_r, b_c, 99)["in_all"]["K"] for b_r in (2, 4) for b_c in (2, 4)
+    }
+    assert k == {(2, 2): 64, (2, 4): 64, (4, 2): 32, (4, 4): 32}
+    assert 64 == 4 * 2 * stepper.K.size and stepper.NAIVE == 576 and 4 * 2 * stepper.N**2 == 512
+    for words in ("64 bytes are 4 times K", "would move 576 bytes, 512 of them S and P"):
+        assert words in PROSE
+
+
 def test_the_stepper_begins_with_the_worked_example_and_goes_back():
     explorer = stepper.stepper()
     first, said = explorer.png(), []
