@@ -46,14 +46,15 @@ def delta_kernel(
 
 @triton.jit
 def visit_queries(
-    grads, k_tile, v_tile, q, do, m, inv_l, delta, b, h, head, first, last, full, whole, first_row,
-    n_q, scale, block_q: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
+    grads, k_tile, v_tile, q, do, rows, b, h, head, first, last, full, whole, first_row, n_q, scale,
+    block_q: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries first … last − 1 give to dk and dv. Tiles lie keys × queries here.
 
     masked: the queries before `full`, and then, in place of those after it, those after `whole`.
     """
     dk, dv = grads
+    m, inv_l, delta = rows
     for step in tl.range(first, last, block_q):
         start = step
         if masked:
@@ -88,8 +89,13 @@ def dkdv_kernel(
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h, first = head // heads, head % heads, tile * block_kv
 
-    # The first row to see each key; rows before `some` see no key of the tile, from `full` on all.
-    # The rows from `whole` on do not fill a tile.
+    # The queries of a head, in whole tiles from 0, and which keys of this tile they see:
+    #
+    #     0          some         full                     whole      n_q
+    #     |-- none --|-- a part --|---------- all ---------|-- all ---|
+    #                |-- masked --|------- unmasked -------|- masked -|  (the last fill no tile)
+    #
+    # first_row is the first query to see each key.
     first_row = tl.zeros([block_kv], tl.int32)
     some, full = 0, 0
     if causal:
@@ -103,16 +109,17 @@ def dkdv_kernel(
     v_tile = load_tile(v, b, h, first, block_kv, block_d)
     dk = tl.zeros([block_kv, block_d], tl.float32)
     dv = tl.zeros([block_kv, block_d], tl.float32)
+    rows = m, inv_l, delta
     for h_q in range(h * group, h * group + group):
         head_q = b * heads * group + h_q
         dk, dv = visit_queries(
-            (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, some,
+            (dk, dv), k_tile, v_tile, q, do, rows, b, h_q, head_q, some,
             full + tl.maximum(n_q - whole, 0), full, whole, first_row, n_q, scale * LOG2E,
             block_q, block_d, True,
         )  # fmt: skip
         dk, dv = visit_queries(
-            (dk, dv), k_tile, v_tile, q, do, m, inv_l, delta, b, h_q, head_q, full, whole, full,
-            whole, first_row, n_q, scale * LOG2E, block_q, block_d, False,
+            (dk, dv), k_tile, v_tile, q, do, rows, b, h_q, head_q, full, whole, full, whole,
+            first_row, n_q, scale * LOG2E, block_q, block_d, False,
         )  # fmt: skip
     store_tile(dk_out, b, h, first, dk * scale, block_kv, block_d)
     store_tile(dv_out, b, h, first, dv, block_kv, block_d)

@@ -37,7 +37,12 @@ def round_to(x, dtype: tl.constexpr):
 
 @triton.jit
 def addresses(x, b, h, first, block: tl.constexpr, block_d: tl.constexpr):
-    """Where each element of a tile lies, and which of them exist. The strides count 16 bytes."""
+    """Where each element of a tile lies, and which of them exist.
+
+    The strides count 16 bytes: a row starts at a multiple of them (`launch.aligned` sees to it), and
+    the multiplication here tells the compiler, which may then fetch 16 bytes at once. Triton would
+    know it of a plain stride only where the stride itself is a multiple of 16.
+    """
     pointer, rows, d, stride_b, stride_h, stride_n = x
     unit: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
     row, column = first + tl.arange(0, block), tl.arange(0, block_d)
