@@ -441,17 +441,17 @@ class Case(Question):
 
     def verdict(self, attempt, seed: int = 0) -> tuple[str, str]:
         """("open" | "right" | "wrong", what to tell the reader); a pair of words will do, too."""
-        if isinstance(attempt, tuple) and ... not in attempt:
-            attempt = ",".join(map(str, attempt))
-        if isinstance(attempt, str):
-            attempt = ", ".join(part.strip() for part in attempt.split(","))
-        return super().verdict(... if isinstance(attempt, tuple) else attempt, seed)
+        words = attempt if isinstance(attempt, tuple) else str(attempt).split(",")
+        if attempt is ... or ... in words:
+            return self._say("open")
+        pair = ", ".join(str(word).strip().lower() for word in words)
+        if pair not in self.choices:
+            known = f"Regimes: {', '.join(REGIMES)}. Moves: {', '.join(MOVES)}."
+            return self._say("wrong", *self._how(), known)
+        return super().verdict(pair, seed)
 
     def _how(self):
-        return [
-            f'Answer with a regime and a move, as in "overhead, fuse". Regimes: {", ".join(REGIMES)}. '
-            f"Moves: {', '.join(MOVES)}."
-        ]
+        return ['Answer with a regime and a move, as in "overhead, fuse".']
 
 
 def _case(name, record, story, answer, explanation, **useless):
