@@ -15,55 +15,16 @@ from course.kernels import elementwise as ew
 import torch  # isort: skip  # after course.kernels, which decides about the interpreter
 import torch.nn.functional as F
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+from tests import elementwise_checks as checks
+from tests.elementwise_checks import DEVICE, DTYPES, mask, random
+
 SHAPES = [(1,), (7,), (3, 129), (2, 3, 1000), (5, 1024), (4, 2050)]
-
-
-def random(*shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
-
-
-def mask(shape, p, seed, block=1024):
-    """What the chain keeps: it turns 3 into something, and drops to 0."""
-    zeros = torch.zeros(shape, device=DEVICE)
-    out = ew.bias_gelu_dropout_residual(zeros + 3, zeros[..., :][(0,) * (len(shape) - 1)], zeros,
-                                        p=p, seed=seed, block=block)  # fmt: skip
-    return out != 0
-
-
-def chain_reference(x, bias, residual, keep, p):
-    """The chain in plain PyTorch, in the data type of its inputs."""
-    y = F.gelu(x + bias, approximate="tanh")
-    return torch.where(keep, y / (1 - p), 0) + residual
-
-
-def no_worse_than_pytorch(ours, theirs, exact):
-    """Our error against FP64 is at most twice PyTorch's in the same data type, and finite."""
-    assert torch.isfinite(ours).all()
-    error, allowed = (ours.double() - exact).abs(), (theirs.double() - exact).abs()
-    one_rounding = torch.finfo(ours.dtype).eps / 2 * exact.abs().max()  # PyTorch may be lucky
-    assert error.max() <= 2 * torch.maximum(allowed.max(), one_rounding)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chain_and_its_gradients(shape, dtype):
-    p, seed = 0.3, 11
-    tensors = [random(*s, dtype=dtype, seed=i) for i, s in enumerate((shape, shape[-1:], shape))]
-    dout, keep = random(*shape, dtype=dtype, seed=9), mask(shape, p, seed)
-
-    def run(chain, dtype):
-        inputs = [t.to(dtype).detach().requires_grad_() for t in tensors]
-        out = chain(*inputs)
-        return [out.detach(), *torch.autograd.grad(out, inputs, dout.to(dtype))]
-
-    ours = run(lambda *t: ew.bias_gelu_dropout_residual(*t, p=p, seed=seed, block=256), dtype)
-    theirs = run(lambda *t: chain_reference(*t, keep, p), dtype)
-    exact = run(lambda *t: chain_reference(*t, keep, p), torch.float64)
-    for one in zip(ours, theirs, exact, strict=True):
-        no_worse_than_pytorch(*one)
+    checks.chain_and_its_gradients(shape, dtype, block=256)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
@@ -77,12 +38,7 @@ def test_dropout_keeps_the_part_it_should_and_the_mean(p):
 
 
 def test_case_a23_one_seed_one_mask_for_any_block_size():
-    shape = (3, 1030)
-    first = mask(shape, 0.5, seed=7)
-    for block in (16, 64, 1024, 4096):
-        assert torch.equal(mask(shape, 0.5, seed=7, block=block), first)
-    other = mask(shape, 0.5, seed=8)
-    assert 0.4 < (other != first).double().mean() < 0.6  # another seed, another mask
+    checks.one_seed_one_mask((3, 1030), (16, 64, 1024, 4096))
 
 
 def test_case_a23_no_two_elements_share_a_number():
@@ -121,9 +77,7 @@ def test_gradients_by_finite_differences():
 @pytest.mark.parametrize("one_block", [ew.ONE_BLOCK, 64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_softmax_short_and_long_rows(shape, one_block, dtype):
-    x = random(*shape, dtype=dtype) * 4
-    ours = ew.softmax(x, one_block=one_block)
-    no_worse_than_pytorch(ours, torch.softmax(x, -1), torch.softmax(x.double(), -1))
+    checks.softmax_of(shape, dtype, one_block)
 
 
 @pytest.mark.parametrize("one_block", [ew.ONE_BLOCK, 4])
@@ -172,16 +126,9 @@ def test_case_a22_a_second_derivative_is_refused():
         dx.square().sum().backward()
 
 
-def test_case_a24_empty_tensors():
-    for shape in ((0,), (0, 8), (3, 0), (2, 0, 8)):
-        x = torch.empty(shape, device=DEVICE, requires_grad=True)
-        bias = torch.ones(shape[-1:], device=DEVICE, requires_grad=True)
-        out = ew.bias_gelu_dropout_residual(x, bias, x)
-        assert out.shape == shape
-        out.sum().backward()
-        assert x.grad.shape == shape and torch.equal(bias.grad, torch.zeros_like(bias))
-        with torch.no_grad():
-            assert ew.softmax(x).shape == shape
+@pytest.mark.parametrize("shape", [(0,), (0, 8), (3, 0), (2, 0, 8)])
+def test_case_a24_empty_tensors(shape):
+    checks.empty(shape)
 
 
 def test_rows_more_than_2_to_the_31_elements_apart(tmp_path):

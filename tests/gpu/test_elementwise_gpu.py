@@ -10,43 +10,20 @@ if not torch.cuda.is_available() or find_spec("triton") is None:
     pytest.skip("needs a CUDA GPU and Triton", allow_module_level=True)
 
 from course.kernels import elementwise as ew
+from tests import elementwise_checks as checks
+from tests.elementwise_checks import DTYPES, mask, random
 
 pytestmark = pytest.mark.gpu
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1,), (3, 129), (2, 3, 1000), (513, 1024), (64, 40_001)]
 BEYOND = 2**31
-
-
-def random(*shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
-
-
-def mask(shape, p, seed, block=1024):
-    zeros = torch.zeros(shape, device="cuda")
-    bias = torch.zeros(shape[-1], device="cuda")
-    return ew.bias_gelu_dropout_residual(zeros + 3, bias, zeros, p=p, seed=seed, block=block) != 0
-
-
-def chain_reference(x, bias, residual, keep, p):
-    y = F.gelu(x + bias, approximate="tanh")
-    return torch.where(keep, y / (1 - p), 0) + residual
-
-
-def no_worse_than_pytorch(ours, theirs, exact):
-    assert torch.isfinite(ours).all()
-    error, allowed = (ours.double() - exact).abs(), (theirs.double() - exact).abs()
-    one_rounding = torch.finfo(ours.dtype).eps / 2 * exact.abs().max()
-    assert error.max() <= 2 * torch.maximum(allowed.max(), one_rounding)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_softmax(shape, dtype):
-    x = random(*shape, dtype=dtype)
     for one_block in (ew.ONE_BLOCK, 256):
-        ours = ew.softmax(4 * x, one_block=one_block)
-        no_worse_than_pytorch(ours, torch.softmax(4 * x, -1), torch.softmax(4 * x.double(), -1))
+        checks.softmax_of(shape, dtype, one_block)
+    x = random(*shape, dtype=dtype)
     gaps = x.T if x.dim() == 2 else x
     torch.testing.assert_close(ew.softmax(gaps), torch.softmax(gaps, -1))
 
@@ -54,27 +31,11 @@ def test_softmax(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chain_and_its_gradients(shape, dtype):
-    p, seed = 0.3, 11
-    tensors = [random(*s, dtype=dtype, seed=i) for i, s in enumerate((shape, shape[-1:], shape))]
-    dout, keep = random(*shape, dtype=dtype, seed=9), mask(shape, p, seed)
-
-    def run(chain, dtype):
-        inputs = [t.to(dtype).detach().requires_grad_() for t in tensors]
-        out = chain(*inputs)
-        return [out.detach(), *torch.autograd.grad(out, inputs, dout.to(dtype))]
-
-    ours = run(lambda *t: ew.bias_gelu_dropout_residual(*t, p=p, seed=seed), dtype)
-    theirs = run(lambda *t: chain_reference(*t, keep, p), dtype)
-    exact = run(lambda *t: chain_reference(*t, keep, p), torch.float64)
-    for one in zip(ours, theirs, exact, strict=True):
-        no_worse_than_pytorch(*one)
+    checks.chain_and_its_gradients(shape, dtype, block=1024)
 
 
 def test_case_a23_one_seed_one_mask():
-    first = mask((301, 4100), 0.5, seed=7)
-    for block in (16, 256, 8192):
-        assert torch.equal(mask((301, 4100), 0.5, seed=7, block=block), first)
-    assert abs((mask((301, 4100), 0.5, seed=8) != first).double().mean().item() - 0.5) < 0.01
+    first = checks.one_seed_one_mask((301, 4100), (16, 256, 8192))
     assert abs(first.double().mean().item() - 0.5) < 0.005
 
 
@@ -99,10 +60,7 @@ def test_the_mask_is_the_interpreter_s():
 
 
 def test_case_a24_empty():
-    x = torch.empty(0, 8, device="cuda", requires_grad=True)
-    ew.bias_gelu_dropout_residual(x, x.new_zeros(8), x).sum().backward()
-    assert x.grad.shape == (0, 8)
-    assert ew.softmax(x.detach()).shape == (0, 8)
+    checks.empty((0, 8))
 
 
 def test_more_than_2_to_the_31_elements():
