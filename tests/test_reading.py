@@ -73,10 +73,11 @@ QUESTIONS = {
         (say("**Predict** it."), do("1", "1", jupyter={"outputs_hidden": True})),
         "fragment",
     ),
-    "words in the open": ((say("**Predict.**"), do("1", "1", **COVERED), say("1.")), "Compare"),
+    "words in the open": ((say("**Predict.**"), do("1", "a\n1", **COVERED), say("1.")), "Compare"),
     "words at once": ((say("**Predict.**"), say("It is one.")), "may answer"),
+    "its first line": ((say("**Predict.**"), do("1", "42 apples\n", **COVERED)), "first line"),
     "the second output": (
-        (say("**Predict.**"), do("1", "1", **COVERED), do("2", "2")),
+        (say("**Predict.**"), do("1", "a\n1", **COVERED), do("2", "2")),
         "in the open",
     ),
     "after a check": ((do("ex.a.check(...)", "not attempted yet"), do("1", "1")), "in the open"),
@@ -96,7 +97,7 @@ def test_a_covered_answer_is_fine():
         reading.questions_come_first,
         say("**Predict.** What is it?"),
         do("ex.a.check(...)", "not attempted yet"),
-        do("print(1)", "1", **COVERED),
+        do("print(1)", "apples:\n1", **COVERED),
         compare,
         do("print(2)", "2"),  # what follows the comparison is open again
         say("**Predict.** And now?"),

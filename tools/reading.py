@@ -118,6 +118,15 @@ def stated_minutes(nb):
     return (int(line[1]), int(line[2] or 0)) if line else None
 
 
+def first_line(cell):
+    """What JupyterLab shows of a collapsed output that is text: the first line, if any."""
+    first = cell["outputs"][0]
+    shown = first.get("text") or first.get("data", {}).get("text/markdown") or ""
+    if not shown and "text/html" not in first.get("data", {}):
+        shown = first.get("data", {}).get("text/plain", "")
+    return "".join(shown)[:100].split("\n")[0].strip()
+
+
 # --- rules: each yields (cell id, what is wrong) ----------------------------------------------
 
 
@@ -142,6 +151,8 @@ def questions_come_first(nb, path):
                     yield later["id"], f"answers {cell['id']} in the open: collapse its output"
                 if slide not in ("fragment", "skip", "notes"):
                     yield later["id"], "answers a question, so in slides it is a fragment"
+                if re.search(r"\d", first := first_line(later)) and not re.search(r":$|^\|", first):
+                    yield later["id"], f"a collapsed output shows its first line: {first!r}"
 
 
 def path_is_short(nb, path):
