@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from course import cost, school
+from course import cost, records, school
 from course.draw import show
 from course.draw.levels import capacities, ladder, staircase, stairs
 from course.explore import day as day_explorer
@@ -325,3 +325,13 @@ def test_numbers_in_the_prose_are_computed():
         assert said in PROSE, said
     assert tiled.crossings == 40 and "Forty: two per page" in PROSE
     assert round(shelf) == 9 and "factor of nine" in PROSE
+
+
+def test_the_step_from_l2_to_hbm():
+    """Of the copies themselves, and of what the last 16 MiB cost once all is running."""
+    points = {p["bytes"]: p["bandwidth"] for p in records.load("h200")["memory"]["staircase"]}
+    hbm, copy = points[8 * 2**30], points[32 * MiB]
+    took = {size: size / points[size] for size in (16 * MiB, 32 * MiB)}
+    running = 16 * MiB / (took[32 * MiB] - took[16 * MiB])
+    assert f"at least {copy / hbm:.1f}-fold and at most some {running / hbm:.1f}-fold" in PROSE
+    assert f"The {decimal(copy, 'B/s', 2)} are those of the copy of 32 MiB" in PROSE

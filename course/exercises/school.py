@@ -38,6 +38,8 @@ _H100 = GPUS["H100 SXM"]
 _LATENCY = _H100.levels[-1].latency / _H100.clock
 in_flight = Question(
     "On the way",
+    minutes=3,
+    hints=("How many bytes does the counter hand over in 273 ns?",),
     task="The counter of an H100 hands over 3.35e12 bytes per second. What is asked for is on its way "
     "for 273 ns. How many kB must be on their way at any moment, so that the counter is never idle?",
     answer=_H100.bandwidth * _LATENCY / 1e3,
@@ -197,7 +199,7 @@ def _small_homeworks(rng):
 crossings = Exercise(
     "Count the crossings",
     difficulty=1,
-    minutes=3,
+    minutes=4,
     answer=all_crossings,
     cases=_small_homeworks,
     task="Write crossings(steps, pages, flow): how many crossings all pages together make, for the "

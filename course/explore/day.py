@@ -179,7 +179,7 @@ def describe(data):
 def day(**initial):
     """The explorer, at other first values if given: `day(moment=0)`."""
     controls = {
-        "moment": widgets.IntSlider(16, min=0, max=MOMENTS, description="moment"),
+        "moment": widgets.IntSlider(16, min=0, max=MOMENTS, description="time"),
         "steps": widgets.IntSlider(4, min=1, max=MOST_STEPS, description="steps"),
     }
     title = "A day at school: a naive and a fused class with the same homework"

@@ -53,10 +53,11 @@ def _share(gpu, level, share):
 
 def draw(fig, data):
     """A dot a level on a log axis of bytes, with its ratio to the level above; words at the sides."""
-    ax = fig.add_axes((0.23, 0.13, 0.55, 0.72), xscale="log", xlim=(100, 2e12), ylim=(-0.6, 3.5))
+    ax = fig.add_axes((0.23, 0.16, 0.55, 0.69), xscale="log", xlim=(100, 2e12), ylim=(-0.6, 3.5))
     ax.set_yticks([])
     ax.set_xticks([1e3, 1e6, 1e9, 1e12], ["1 kB", "1 MB", "1 GB", "1 TB"])
     ax.minorticks_off()
+    ax.set_xlabel("bytes, and how many times those of the level above", fontsize=11, color=SOFT)
     ax.grid(axis="x")
     ax.spines["left"].set_visible(False)
     title = fig.text(0.505, 0.94, "", ha="center", va="center", fontsize=15, fontweight="bold")
