@@ -80,7 +80,7 @@ units tables measure
 hardware
 cost
 roofline softmax hbm
-attention school
+attention school serving
 check kernels letters train
 records
 draw
