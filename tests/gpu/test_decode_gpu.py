@@ -18,9 +18,11 @@ def inputs(b, h, h_kv, n, n_kv, d, dtype):
 
 
 def held_to_the_rule(o, q, k, v, causal):
+    """D15: twice plain PyTorch's error, and half a unit for each of two stores, parts and o."""
     exact = naive.attention(*(x.double() for x in (q, k, v)), causal=causal)
     plain = naive.attention(q, k, v, causal=causal)
-    allowed = 2 * (plain.double() - exact).abs().max() + torch.finfo(q.dtype).eps * 2
+    allowed = 2 * (plain.double() - exact).abs().max()
+    allowed += torch.finfo(q.dtype).eps * exact.abs().max()
     assert o.isfinite().all() and (o.double() - exact).abs().max() <= allowed
 
 
