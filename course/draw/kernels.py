@@ -1,4 +1,4 @@
-"""Figures of the forward kernel: a tile's addresses, causal tiles, its clocks, speed and memory."""
+"""Figures of the forward kernel: a tile's addresses, causal tiles, its clocks, its ladder, speed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from matplotlib.patches import Rectangle
 
 from course.draw.static import static
 from course.draw.theme import ACCENT, FLOWS, GRID, INK, PAPER, SOFT, FlowStyle
+from course.tables import Table
 from course.units import decimal
 
 STYLES = {  # flow of `course.records.attention_speed` → its style
-    "ours": FLOWS["flash"]._replace(dash="-", label="ours"),
+    "ours": FLOWS["flash"]._replace(dash="-", label="library kernel"),
     "naive": FLOWS["naive"],
     "cuDNN": FlowStyle(INK, "v", "--", "", "cuDNN"),
     "FA-2": FlowStyle("#5c5c5c", "P", "-.", "", "FA-2"),
@@ -222,7 +223,7 @@ def speeds(axes, points: Iterable[dict], dtype: str = "fp16", mine: Iterable[dic
         ax.grid(True, axis="y")
         last = max(flows["ours"])
         said.append(
-            f"d = {d}, {'causal' if causal else 'full'}, N = {last:,}: ours "
+            f"d = {d}, {'causal' if causal else 'full'}, N = {last:,}: library kernel "
             f"{flows['ours'][last]['flops'] / 1e12:.0f}, cuDNN {flows['cuDNN'][last]['flops'] / 1e12:.0f}"
         )
     axes = np.atleast_2d(axes)
@@ -235,6 +236,86 @@ def speeds(axes, points: Iterable[dict], dtype: str = "fp16", mine: Iterable[dic
     handles, labels = axes[0, 0].get_legend_handles_labels()
     axes[0, 0].figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return f"TFLOP/s of the forward pass, {dtype}. {'; '.join(said)}."
+
+
+def shares(points: Iterable[dict], dtypes=("fp16", "bf16"), lengths=(512, 4096, 16_384)) -> Table:
+    """The library kernel's TFLOP/s at some lengths, and its share of cuDNN's, by type, d and mask."""
+    rows = []
+    for dtype in dtypes:
+        for (d, causal), flows in cells(points, dtype).items():
+            ours = [flows["ours"][n] for n in lengths]
+            parts = (f"{p['flops'] / 1e12:.0f} ({p['of_cudnn']:.0%})" for p in ours)
+            naive = flows["ours"][4096]["flops"] / flows["naive"][4096]["flops"]
+            rows.append((dtype, d, "causal" if causal else "full", *parts, f"{naive:.1f}×"))
+    headers = [f"N = {n:,}" for n in lengths]
+    return Table(("type", "d", "mask", *headers, "naive, 4,096"), rows)
+
+
+# --- the ladder -------------------------------------------------------------------------------
+
+
+def rungs(section: dict, n: int) -> dict[tuple[int, bool], dict[str, dict]]:
+    """(d, causal) → rung, and "cuDNN", → its point with the gain over the rung before, at one N."""
+    found: dict = {}
+    for p in section["points"]:
+        if p["n"] == n:
+            line = found.setdefault((p["d"], p["causal"]), {})
+            before = line.get(list(line)[-1]) if line and p["rung"] in section["rungs"] else None
+            line[p["rung"]] = p | {"gain": p["flops"] / before["flops"] if before else None}
+    return found
+
+
+def ladder(axes, section: dict, d: int = 128, n: int = 4096, mine: dict | None = None) -> str:
+    """FLOP/s rung by rung, a panel for each mask; `mine`, {(rung, causal): FLOP/s}, as stars."""
+    found, names = rungs(section, n), list(section["rungs"])
+    lines = {causal: found[d, causal] for causal in (False, True)}
+    top = max(p["flops"] for line in lines.values() for p in line.values()) / 1e12
+    said = []
+    for ax, (causal, line) in zip(axes, lines.items(), strict=True):
+        for i, name in enumerate(names):
+            if name not in line:
+                ax.text(0.01 * top, i, "none in the table", va="center", color=SOFT)
+                continue
+            speed, gain = line[name]["flops"] / 1e12, line[name]["gain"]
+            ends = [speed * line[name]["seconds"] / line[name][end] for end in ("high", "low")]
+            ax.barh(i, speed, height=0.62, **FLOWS["flash"].bar)
+            ax.plot(ends, [i, i], color=INK, lw=1.5, marker="|", ms=8)
+            ax.text(
+                1.04 * top, i, f"{speed:.0f}" + (f"   ×{gain:.2f}" if gain else ""), va="center"
+            )
+        for (rung, masked), flops in (mine or {}).items():
+            if masked == causal:
+                ax.plot(flops / 1e12, names.index(rung), color=ACCENT, marker="*", ls="", ms=14,
+                        label=MINE)  # fmt: skip
+        ax.axvline(line["cuDNN"]["flops"] / 1e12, label="cuDNN", color=INK, ls="--", lw=2)
+        labels = [name if name == names[0] else f"+ {name}" for name in names]
+        ax.set_yticks(range(len(names)), labels if ax is axes[0] else [])
+        ax.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.3 * top), xlabel="TFLOP/s")
+        mask = "causal" if causal else "full"
+        ax.set_title(f"d = {d}, {mask}, N = {n:,}", fontsize=13)
+        ax.spines["left"].set_visible(False)
+        ax.tick_params(left=False)
+        speeds = (f"{name} {p['flops'] / 1e12:.0f}" for name, p in line.items())
+        said.append(f"{mask}: {', '.join(speeds)}")
+    handles = {h.get_label(): h for ax in axes for h in ax.get_legend_handles_labels()[0]}
+    axes[0].figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
+    return f"TFLOP/s rung by rung, d = {d}, N = {n:,}. {'; '.join(said)}."
+
+
+def climbed(section: dict, n: int = 4096) -> Table:
+    """TFLOP/s of each rung, with its gain, for each d and mask; registers and blocks at d = 128."""
+    found, rows = rungs(section, n), []
+    for name in (*section["rungs"], "cuDNN"):
+        row = []
+        for p in (line.get(name) for line in found.values()):
+            gain = f" ×{p['gain']:.2f}" if p and p["gain"] else ""
+            row.append(f"{p['flops'] / 1e12:.0f}{gain}" if p else "–")
+        for what in ("registers", "blocks"):
+            full, causal = (found[128, causal][name].get(what) for causal in (False, True))
+            row.append(f"{full}, {causal}" if full else "–")
+        rows.append((name, *row))
+    headers = [f"d = {d}, {'causal' if causal else 'full'}" for d, causal in found]
+    return Table(("rung", *headers, "registers*", "blocks per SM*"), rows)
 
 
 def memory(ax, points: Iterable[dict], d: int = 128, dtype: str = "fp16") -> str:

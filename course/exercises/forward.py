@@ -1,4 +1,4 @@
-"""Exercises of notebook 06: tiles and masks, what an SM has room for, the kernel, a broken kernel."""
+"""Exercises of notebook 06: the parts of its kernel, what an SM has room for, a broken kernel."""
 
 import ast
 import math
@@ -7,9 +7,18 @@ import numpy as np
 
 from course import kernels
 from course.exercises import Exercise, Question
-from course.exercises._room import GUARD, Given, empty, one_writer, results, tensor
+from course.exercises._room import (
+    GUARD,
+    Given,
+    edited,
+    empty,
+    one_writer,
+    results,
+    rewritten,
+    tensor,
+)  # fmt: skip
 from course.exercises._source import tree, with_helpers
-from course.kernels import tl, triton
+from course.kernels import notebook_forward, tl, triton
 
 # --- questions on the way ---------------------------------------------------------------------
 
@@ -312,105 +321,10 @@ tile = Exercise(
     ],
 )
 
-# --- causal -----------------------------------------------------------------------------------
-
-
-def visible(first, n, n_kv, block_q, block_kv):
-    """(full, end) of the Q tile at row `first`: whole tiles that all rows see, keys that any sees."""
-    diagonal = first + n_kv - n  # the last key that the first row sees
-    full = min(max(diagonal + 1, 0), n_kv)
-    end = min(max(diagonal + block_q, 0), n_kv)
-    return full // block_kv * block_kv, end
-
-
-def _q_tiles(rng):
-    for n, n_kv, block_q, block_kv in (
-        (64, 64, 16, 16),
-        (64, 64, 32, 16),
-        (100, 100, 32, 16),
-        (33, 90, 16, 32),
-        (90, 33, 16, 8),
-    ):
-        for first in range(0, n, block_q):
-            yield first, n, n_kv, block_q, block_kv
-
-
-def _visible(shift=True, one=1, floor=True, low=0, high=True, rows=True):
-    """`visible` with one thing changed."""
-
-    def attempt(first, n, n_kv, block_q, block_kv):
-        diagonal = first + (n_kv - n if shift else 0)
-        most = n_kv if high else 10**9
-        full = min(max(diagonal + one, low), most)
-        end = min(max(diagonal + (block_q if rows else block_q - 1), low), most)
-        return (full // block_kv * block_kv if floor else full), end
-
-    return attempt
-
-
-visible_keys = Exercise(
-    "Which keys does a causal tile visit?",
-    difficulty=3,
-    minutes=12,
-    task="Query i sees key j when j ≤ i + N_kv − N. Write visible(first, n, n_kv, block_q, block_kv) for the "
-    "Q tile of rows first … first + block_q − 1. It returns two whole numbers: full, the keys that every row "
-    "sees, rounded down to a multiple of block_kv; and end, the number of keys that at least the last row "
-    "sees. Neither is below 0 nor, before rounding, above n_kv.",
-    answer=visible,
-    cases=_q_tiles,
-    hints=(
-        "The first row of the tile sees the fewest keys. Which one is its last?",
-        "Query `first` sees keys 0 … first + n_kv − n. How many are these?",
-        "The last row is first + block_q − 1. Clamp both numbers: 0 ≤ … ≤ n_kv.",
-    ),
-    wrong=[
-        (
-            _visible(shift=False),
-            "This aligns top-left. With N_kv ≠ N the diagonal is shifted by N_kv − N.",
-        ),
-        (_visible(one=0), "Keys 0 … j are j + 1 keys: full is one short."),
-        (_visible(rows=False), "Keys 0 … j are j + 1 keys: end is one short."),
-        (
-            _visible(floor=False),
-            "full must be a multiple of block_kv: a part of a tile needs the mask.",
-        ),
-        (
-            _visible(low=-(10**9)),
-            "With more queries than keys the first rows see nothing: 0, not a negative number.",
-        ),
-        (_visible(high=False), "There are no keys past n_kv: clamp."),
-        (
-            lambda *a: visible(*a)[::-1],
-            "The two are swapped: full comes first, and is never more than end.",
-        ),
-        (
-            lambda first, n, n_kv, block_q, block_kv: (
-                visible(first, n, n_kv, block_q, block_kv)[0] // block_kv,
-                visible(first, n, n_kv, block_q, block_kv)[1],
-            ),
-            "full counts keys, not tiles: times block_kv.",
-        ),
-        (
-            lambda first, n, n_kv, block_q, block_kv: (
-                visible(first, n, n_kv, block_q, block_kv)[0],
-                -(-visible(first, n, n_kv, block_q, block_kv)[1] // block_kv) * block_kv,
-            ),
-            "end is a number of keys: it is not rounded up to whole tiles.",
-        ),
-        (
-            lambda first, n, n_kv, block_q, block_kv: (
-                visible(first + block_q - 1, n, n_kv, block_q, block_kv)[0],
-                visible(first, n, n_kv, block_q, block_kv)[1],
-            ),
-            "full is what *every* row sees. The first row of the tile sees the fewest keys.",
-        ),
-    ],
-)
-
 # --- an SM ------------------------------------------------------------------------------------
 
 
-def blocks_an_sm(registers, warps, shared_bytes):
+def blocks_per_sm(registers, warps, shared_bytes):
     """Blocks that one SM of an H100 or H200 holds at once."""
     a_thread = -(-registers // 8) * 8
     by_registers = 65_536 // (a_thread * 32 * warps)
@@ -440,10 +354,10 @@ sm = Exercise(
     minutes=10,
     task="An SM of an H200 has 65,536 registers, 233,472 bytes of shared memory, and room for 64 warps and 32 "
     "blocks. A warp has 32 threads. Registers are handed out in eights: a thread that needs 41 gets 48. Each "
-    "block takes 1,024 bytes of shared memory more than it asks for. Write blocks_an_sm(registers, warps, "
+    "block takes 1,024 bytes of shared memory more than it asks for. Write blocks_per_sm(registers, warps, "
     "shared_bytes): how many blocks fit at once, for a block with so many registers a thread, so many warps "
     "and so many bytes of shared memory.",
-    answer=blocks_an_sm,
+    answer=blocks_per_sm,
     cases=_blocks,
     hints=(
         "Each of the four supplies gives a number of blocks. The smallest one counts.",
@@ -818,6 +732,378 @@ flash = Exercise(
             "The loop over the keys ends at n, the number of queries. There are n_kv keys.",
         ),
         *_UNSEEN,
+    ],
+)
+
+# --- the parts of the notebook kernel ---------------------------------------------------------
+
+SIDE, KEYS = 16, 32  # rows and columns of o; keys of a block
+
+
+@triton.jit
+def _steps(
+    m_ptr, l_ptr, acc_ptr, s_ptr, v_ptr, c, blocks,
+    side: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
+    """The state after each block, from the empty one on, by `step`."""
+    row, key, column = tl.arange(0, side), tl.arange(0, keys), tl.arange(0, side)
+    m = tl.full([side], float("-inf"), tl.float32)
+    l = tl.zeros([side], tl.float32)
+    acc = tl.zeros([side, side], tl.float32)
+    for j in range(0, blocks):
+        s = tl.load(s_ptr + (j * side + row[:, None]) * keys + key[None, :])
+        v = tl.load(v_ptr + (j * keys + key[:, None]) * side + column[None, :])
+        m, l, acc = step(m, l, acc, s, v, c)
+        tl.store(m_ptr + j * side + row, m)
+        tl.store(l_ptr + j * side + row, l)
+        tl.store(acc_ptr + (j * side + row[:, None]) * side + column[None, :], acc)
+
+
+@triton.jit
+def _hidden(out_ptr, s_ptr, last_ptr, start, side: tl.constexpr):
+    """The score tile as `hide` leaves it."""
+    row = tl.arange(0, side)
+    at = row[:, None] * side + row[None, :]
+    tl.store(out_ptr + at, hide(tl.load(s_ptr + at), start, tl.load(last_ptr + row), side))
+
+
+@triton.jit
+def _seen(
+    last_ptr, bounds_ptr, first, n_q, n_kv,
+    causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr,
+):  # fmt: skip
+    """What `visible_keys` says."""
+    last_key, full, end = visible_keys(first, n_q, n_kv, causal, block_q, block_kv)
+    tl.store(last_ptr + tl.arange(0, block_q), last_key)
+    tl.store(bounds_ptr, full)
+    tl.store(bounds_ptr + 1, end)
+
+
+class MixedTypes(Exception):
+    """tl.dot of two data types."""
+
+
+def _within(kernel, *args, **part):
+    """Launch one program of a kernel that calls the reader's part."""
+    ((name, attempt),) = part.items()
+    _same_on_a_gpu(attempt)
+    if not hasattr(attempt, "__getitem__"):
+        raise TypeError(f"{name} runs inside a kernel: is @triton.jit missing above it?")
+    try:
+        rewritten(kernel, tree(kernel), **part)[(1,)](*args)
+    except Exception as error:
+        if "same dtype" in str(error):
+            raise MixedTypes(str(error)[-100:]) from None
+        raise
+
+
+def _states(s, v, c):
+    """(m, l, acc) in FP64 after each block, from the whole row up to there."""
+    m, l, acc = [], [], []
+    for j in range(1, len(s) + 1):
+        scores = np.concatenate(s[:j].astype(np.float64), axis=1) * c
+        values = np.concatenate(v[:j].astype(np.float64))
+        m.append(scores.max(1))
+        p = np.exp2(scores - np.where(np.isfinite(m[-1]), m[-1], 0.0)[:, None])
+        l.append(p.sum(1))
+        acc.append(p @ values)
+    return np.stack(m), np.stack(l), np.stack(acc)
+
+
+def _scores(rng):
+    """Scores (blocks, 16, 32) and values (blocks, 32, 16), hostile in what comes when."""
+
+    def draw(blocks, rising=0.0, low=0.0, kind=np.float32):
+        s = (
+            rng.standard_normal((blocks, SIDE, KEYS))
+            + low
+            + rising * np.arange(blocks)[:, None, None]
+        )
+        v = rng.standard_normal((blocks, KEYS, SIDE))
+        return s.astype(np.float32), v.astype(kind), float(rng.uniform(0.2, 0.6))
+
+    yield draw(1)
+    yield draw(3, rising=9.0)  # the maximum moves in every block
+    yield draw(3, rising=-9.0)  # it never moves again
+    yield draw(2, low=-4e4)  # far below 0
+    s, v, c = draw(3)
+    s[0, :8] = s[1, :4] = s[2, :1] = -np.inf  # rows that see their first key late, or never
+    yield s, v, c
+    yield draw(2, rising=1.0, kind=np.float16)
+
+
+def _run_steps(step, s, v, c):
+    import torch
+
+    shapes = ((len(s), SIDE), (len(s), SIDE), (len(s), SIDE, SIDE))
+    outs = [torch.empty(shape, device=kernels.device) for shape in shapes]
+    inputs = [torch.from_numpy(x).to(kernels.device) for x in (s, v)]
+    _within(_steps, *outs, *inputs, c, len(s), SIDE, KEYS, step=step)
+    return tuple(out.cpu().numpy() for out in outs)
+
+
+def _but(*changes):
+    """`step` of the solution with (old, new) in its source."""
+    return edited(notebook_forward.step, *changes)
+
+
+def _mixed():
+    tl.dot(0, 0, input_precision="ieee")
+    raise MixedTypes
+
+
+step = Exercise(
+    "One block more",
+    difficulty=2,
+    minutes=10,
+    task="Write step(m, l, acc, s, v, c), a part of a kernel: the state after one more block. m and l have a "
+    "number per row of the tile, acc (block_q, block_d) is o before the division, s (block_q, block_kv) are "
+    "raw scores q kᵀ, v (block_kv, block_d) the values. c = scale · log₂ e, so work in base 2: m is the "
+    "maximum of s · c. acc and l are FP32; v may be FP16, and tl.dot wants both tiles in one type: "
+    'p.to(v.dtype). Say input_precision="ieee".',
+    answer=notebook_forward.step,
+    cases=_scores,
+    call=_run_steps,
+    reference=_states,
+    rtol=3e-3,  # P is rounded to FP16 where V is
+    hints=(
+        "m_new = tl.maximum(m, …): the old maximum, and that of this block, tl.max(s, 1) * c.",
+        "p and alpha are tl.exp2 of a difference to `shift`; shift[:, None] makes a column of it.",
+        "l and acc both shrink by alpha before the new part is added. acc needs alpha[:, None].",
+        "The new part of acc is tl.dot(p.to(v.dtype), v, input_precision='ieee').",
+    ),
+    wrong=[
+        (
+            _but(("acc * alpha[:, None] + ", "acc + ")),
+            "acc is not corrected by α when the maximum moves.",
+        ),
+        (_but(("l * alpha", "l")), "l is not corrected by α when the maximum moves."),
+        (_but(("acc * alpha[:, None] + ", "")), "What acc held before this block is lost."),
+        (
+            _but(("tl.maximum(m, tl.max(s, 1) * c)", "tl.max(s, 1) * c")),
+            "m fell: it is the maximum of all blocks so far, not of this block alone.",
+        ),
+        (
+            _but(("tl.exp2(m - shift)", "tl.exp2(shift - m)")),
+            "α is upside down: 2 to the power of old minus new, which is never above 1.",
+        ),
+        (
+            _but(("tl.max(s, 1) * c", "tl.max(s, 1)")),
+            "The maximum is that of the raw scores: times c, as in the exponent.",
+        ),
+        (
+            _but(("exp2(s * c -", "exp2(s -")),
+            "In p the raw scores stand beside a maximum that was multiplied by c: times c there too.",
+        ),
+        (
+            _but(("exp2", "exp")),
+            "exp is eˣ. c holds the log₂ e already, so it is exp2.",
+        ),
+        (
+            _but(("m - shift", "m - m_new"), ("- shift[:, None]", "- m_new[:, None]")),
+            "A row that has seen no key has m_new = −∞, and −∞ − (−∞) is NaN: subtract shift, for p and "
+            "for α.",
+        ),
+        (
+            _but(("alpha[:, None]", "alpha[None, :]")),
+            "α belongs to the rows of acc: alpha[:, None]. As a row it multiplies the columns.",
+        ),
+        (
+            _but(("tl.sum(p, 1)", "tl.max(p, 1)")),
+            "l is a sum: tl.sum(p, 1), every key of the block.",
+        ),
+        (
+            _mixed,
+            "tl.dot takes two tiles of one type, and v is FP16 here: p.to(v.dtype).",
+        ),
+        (
+            _no_precision,
+            'tl.dot must say input_precision="ieee" (or "tf32x3"): else a GPU rounds FP32 to TF32, with '
+            "10 bits.",
+        ),
+    ],
+)
+
+
+def _score_tiles(rng):
+    """A score tile, the last key of each row, and the key at which the tile starts."""
+    for start, last in (
+        (0, np.full(SIDE, 4)),  # five keys in all
+        (16, np.full(SIDE, 31)),  # the last key is the last of the tile
+        (16, np.full(SIDE, 15)),  # the tile lies behind it
+        (32, 30 + np.arange(SIDE)),  # a diagonal
+        (0, np.arange(SIDE) - 3),  # rows that see no key
+    ):
+        low = rng.standard_normal((SIDE, SIDE)) - 5e4  # below any stand-in for −∞
+        yield low.astype(np.float32), last.astype(np.int32), start
+
+
+def _run_hide(hide, s, last, start):
+    import torch
+
+    out = torch.empty(s.shape, device=kernels.device)
+    inputs = [torch.from_numpy(x).to(kernels.device) for x in (s, last)]
+    _within(_hidden, out, *inputs, start, SIDE, hide=hide)
+    return out.cpu().numpy()
+
+
+hide = Exercise(
+    "Keys that do not exist",
+    difficulty=2,
+    minutes=5,
+    task="Write hide(s, start, last_key, block_kv), a part of a kernel. s (block_q, block_kv) are the scores "
+    "of the keys start … start + block_kv − 1; last_key has a number per row, the last key that this row may "
+    "see. Return s with −∞ where a key lies behind it.",
+    answer=notebook_forward.hide,
+    cases=_score_tiles,
+    call=_run_hide,
+    hints=(
+        "The keys of the tile are start + tl.arange(0, block_kv).",
+        "As a row, key[None, :], against last_key as a column, last_key[:, None].",
+        "tl.where(condition, s, float('-inf')) keeps s where the condition holds.",
+    ),
+    wrong=[
+        (edited(notebook_forward.hide, *changes), diagnosis)
+        for changes, diagnosis in (
+            (
+                [("<=", "<")],
+                "The last key is hidden too: a row sees the keys up to last_key, and last_key itself.",
+            ),
+            (
+                [("start + ", "")],
+                "The tile starts at key `start`: its columns are start, start + 1, …",
+            ),
+            ([("<=", ">")], "The wrong side is hidden: what lies behind last_key goes."),
+            (
+                [('float("-inf")', "0.0")],
+                "A score of 0 is a weight like any other. A key that is hidden has a score of −∞.",
+            ),
+            (
+                [('float("-inf")', "-1e4")],
+                "A big negative number is a score like any other: where all real ones lie lower, it wins. "
+                'It takes float("-inf").',
+            ),
+            (
+                [("last_key[:, None]", "last_key[None, :]")],
+                "last_key belongs to the rows: last_key[:, None].",
+            ),
+            (
+                [("key[None, :]", "key[:, None]")],
+                "The keys are the columns of s: key[None, :].",
+            ),
+        )
+    ],
+)
+
+
+def visible(first, n, n_kv, block_q, block_kv):
+    """(full, end) of the causal Q tile at row `first`: keys all rows see, in whole tiles; keys any sees."""
+    diagonal = first + n_kv - n  # the last key that the first row sees
+    full = min(max(diagonal + 1, 0), n_kv)
+    end = min(max(diagonal + block_q, 0), n_kv)
+    return full // block_kv * block_kv, end
+
+
+def _q_tiles(rng):
+    """First row, N, N_kv, causal, block_q, block_kv: square, ragged, more keys, more queries."""
+    for n, n_kv, block_q, block_kv in (
+        (64, 64, 16, 16),
+        (48, 63, 16, 16),  # the first row's keys end with a tile
+        (100, 100, 32, 16),
+        (33, 90, 16, 32),
+        (90, 33, 32, 16),
+    ):
+        for first in range(0, n, block_q):
+            yield first, n, n_kv, True, block_q, block_kv
+    yield 16, 40, 37, False, 16, 16
+
+
+def _run_visible(visible_keys, first, n, n_kv, causal, block_q, block_kv):
+    import torch
+
+    outs = [torch.empty(size, dtype=torch.int32, device=kernels.device) for size in (block_q, 2)]
+    sizes = first, n, n_kv, causal, block_q, block_kv
+    _within(_seen, *outs, *sizes, visible_keys=visible_keys)
+    last, (full, end) = (out.cpu().numpy() for out in outs)
+    return last, int(full), int(end)
+
+
+visible_keys = Exercise(
+    "Which keys does a causal tile visit?",
+    difficulty=3,
+    minutes=10,
+    task="Query i sees key j when j ≤ i + N_kv − N. Write visible_keys(first, n_q, n_kv, causal, block_q, "
+    "block_kv), a part of a kernel, for the Q tile of rows first … first + block_q − 1. last_key: the last "
+    "key each row sees, never above n_kv − 1. full: how many keys every row sees (it is rounded down to "
+    "whole tiles in the return). end: how many keys at least one row sees. Neither count is below 0 or above "
+    "n_kv.",
+    answer=notebook_forward.visible_keys,
+    cases=_q_tiles,
+    call=_run_visible,
+    hints=(
+        "Row first + i sees the keys up to diagonal + i, for i in tl.arange(0, block_q).",
+        "The first row of the tile sees the fewest: keys 0 … diagonal. How many are these?",
+        "The last row sees block_q − 1 keys more. Clamp: tl.minimum(tl.maximum(…, 0), n_kv).",
+    ),
+    wrong=[
+        (edited(notebook_forward.visible_keys, *changes), diagnosis)
+        for changes, diagnosis in (
+            (
+                [("first + n_kv - n_q", "first")],
+                "This aligns top-left. With N_kv ≠ N the diagonal is shifted by N_kv − N.",
+            ),
+            ([("diagonal + 1", "diagonal")], "Keys 0 … j are j + 1 keys: full is one short."),
+            (
+                [("diagonal + block_q", "diagonal + block_q - 1")],
+                "Keys 0 … j are j + 1 keys: end is one short.",
+            ),
+            (
+                [("full // block_kv * block_kv", "full")],
+                "full must be a multiple of block_kv: a part of a tile needs the mask.",
+            ),
+            (
+                [("full // block_kv * block_kv", "full // block_kv")],
+                "full counts keys, not tiles: times block_kv.",
+            ),
+            (
+                [("tl.maximum(diagonal + 1, 0)", "diagonal + 1")],
+                "With more queries than keys the first rows see nothing: full is 0, not negative.",
+            ),
+            (
+                [("tl.maximum(diagonal + block_q, 0)", "diagonal + block_q")],
+                "With more queries than keys the first rows see nothing: end is 0, not negative.",
+            ),
+            (
+                [
+                    (
+                        "tl.minimum(tl.maximum(diagonal + block_q, 0), n_kv)",
+                        "tl.maximum(diagonal + block_q, 0)",
+                    )
+                ],
+                "There are no keys past n_kv: clamp end.",
+            ),
+            (
+                [
+                    (
+                        "tl.minimum(diagonal + tl.arange(0, block_q), n_kv - 1)",
+                        "diagonal + tl.arange(0, block_q)",
+                    )
+                ],
+                "Rows past the last query would see keys past n_kv − 1, which do not exist: clamp last_key.",
+            ),
+            (
+                [("diagonal + tl.arange(0, block_q)", "diagonal")],
+                "Each row sees one key more than the row above: diagonal + tl.arange(0, block_q).",
+            ),
+            (
+                [("diagonal + 1", "diagonal + block_q")],
+                "full is what *every* row sees. The first row of the tile sees the fewest keys.",
+            ),
+            (
+                [("full // block_kv * block_kv, end", "end, full // block_kv * block_kv")],
+                "The two are swapped: full comes first, and is never more than end.",
+            ),
+        )
     ],
 )
 

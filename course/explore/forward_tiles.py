@@ -6,11 +6,12 @@ import ipywidgets as widgets
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 
-from course import records
+from course import kernels, records
 from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT
 from course.explore.explorer import Explorer
 from course.hardware import KiB
-from course.kernels.report import REGISTERS, SM, occupancy
+from course.kernels.report import REGISTERS, SM, occupancy, report
+from course.units import binary
 
 ARCH = 90
 THREADS, _, SHARED, SHARED_A_BLOCK, RESERVED = SM[ARCH]
@@ -27,6 +28,19 @@ def swept() -> dict:
         for p in points
         if p["kernel"] == "forward" and p["maxnreg"] is None
     }
+
+
+def compiled(d, block_q, block_kv, warps, stages) -> tuple:
+    """What a tile takes on an H200: (registers per thread, spilled bytes, shared memory, blocks per SM,
+    what limits them), FP16 without a mask. By the compiler; where there is no Triton, as recorded.
+    """
+    if kernels.available:
+        tile = dict(block_q=block_q, block_kv=block_kv, num_warps=warps, num_stages=stages)
+        r = report("forward", d=d, arch=ARCH, **tile)
+        return r.registers, r.spilled_bytes, binary(r.shared_bytes), r.blocks_per_sm, r.limited_by
+    p = swept()[d, False, block_q, block_kv, warps, stages]
+    fits = occupancy(p["registers"], p["shared_bytes"], warps, ARCH)
+    return p["registers"], p["spilled_bytes"], binary(p["shared_bytes"]), *fits
 
 
 def budget(d, block_q, block_kv, stages) -> tuple[str, int]:
@@ -121,13 +135,13 @@ def draw(fig, data):
             count = data["blocks"] if point else 0
             bar.set_width(share * count)
             lines += [[(share * k, i - 0.3), (share * k, i + 0.3)] for k in range(1, count + 1)]
-            names[i].set_text(f"{share:.0f}% a block" if point else "")
+            names[i].set_text(f"{share:.0f}% per block" if point else "")
         cuts.set_segments(lines)
         if point:
             title.set_text(f"{_count(data['blocks'])} on an SM, limited by {data['limit']}")
             said = f"{point['spilled_bytes']} bytes" if point["spilled_bytes"] else "none"
             facts.set_text(
-                f"{point['registers']} of 255 registers a thread, spilled: {said}\n"
+                f"{point['registers']} of 255 registers per thread, spilled: {said}\n"
                 f"{point['shared_bytes'] / KiB:.0f} KiB of shared memory; {tiles} = {size / KiB:.0f} KiB"
             )
         else:
@@ -182,7 +196,7 @@ def describe(data):
         )
     spilled = point["spilled_bytes"]
     return (
-        f"{where}: {point['registers']} registers a thread, "
+        f"{where}: {point['registers']} registers per thread, "
         f"{f'{spilled} bytes spilled' if spilled else 'nothing spilled'}, "
         f"{point['shared_bytes'] / KiB:.0f} KiB of shared memory for {data['budget'][0]}. "
         f"{_count(data['blocks'])} on an SM, "

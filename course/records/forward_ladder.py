@@ -98,7 +98,7 @@ def _cell(d, causal, n):
         {name: measure.time(run, device="cuda", budget=5e-3).median for name, run in runs.items()}
         for _ in range(ROUNDS)
     ]
-    flops = cost.attention(n, d, flow="flash", heads=h, batch=b, causal=causal).flops
+    flops = cost.attention(n, d, flow="ideal", heads=h, batch=b, causal=causal).flops
     for name in runs:
         low, seconds, high = (f(r[name] for r in rounds) for f in (min, statistics.median, max))
         point = {

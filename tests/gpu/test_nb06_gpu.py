@@ -6,8 +6,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from course import kernels
 from course.exercises import forward as ex
-from course.kernels import interpreted, naive
+from course.kernels import interpreted, launch, naive
+from course.records import forward_ladder
 
 pytestmark = pytest.mark.gpu
 HEAD = """
@@ -15,9 +17,10 @@ import numpy as np
 import torch
 
 from course import cost, kernels, measure
-from course.kernels import tl, triton
+from course.kernels import naive, tl, triton
+from course.kernels.notebook_forward import hide, step, visible_keys
 
-device, fp16 = "cuda", torch.float16
+fp16 = torch.float16
 """
 
 
@@ -49,7 +52,10 @@ def test_the_whole_kernel(nb, n, n_kv, d, causal, dtype):
         assert (o - exact).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("item", [ex.flash, ex.debug], ids=["flash", "debug"])
+PARTS = [ex.step, ex.hide, ex.visible_keys, ex.flash, ex.debug]
+
+
+@pytest.mark.parametrize("item", PARTS, ids=["step", "hide", "visible_keys", "flash", "debug"])
 def test_the_exercises_accept_their_solution_and_no_wrong_answer(item):
     assert item.verdict(item.answer, 1)[0] == "right"
     for attempt, diagnosis in item.wrong:
@@ -57,7 +63,23 @@ def test_the_exercises_accept_their_solution_and_no_wrong_answer(item):
         assert status == "wrong" and " ".join(diagnosis.split()) in " ".join(said.split())
 
 
-def test_a_point_of_the_reader_s_own(nb):
-    point = nb["my_point"](64, True, n=1024)
-    assert (point["flow"], point["d"], point["causal"], point["n"]) == ("ours", 64, True, 1024)
-    assert point["forward"]["flops"] > 1e9
+def test_a_speed_of_the_reader_s_own(nb):
+    for call in (nb["by_page"], kernels.attention):
+        assert nb["rate"](call, 64, causal=True, n=1024) > 1e9
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_ladder_climbs(causal):
+    """Each rung is right at a size that is measured; its end is the library, and is faster than its start."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 4, 4096, 128, device="cuda", dtype=torch.float16)
+    exact = naive.attention(*(x.double() for x in (q, k, v)), causal=causal)
+    allowed = 2 * (naive.attention(q, k, v, causal=causal) - exact).abs().max()
+    own = launch.choose("forward", q)
+    for run, tile in forward_ladder.ladder(own).values():
+        o, rows = torch.empty_like(q), [launch.row_statistics(q) for _ in range(2)]
+        run(q, k, v, o, rows, causal, tile)
+        assert (o - exact).abs().max() <= allowed
+    speeds = {p["rung"]: p["flops"] for p in forward_ladder._cell(128, causal, 4096)}
+    assert list(speeds) == [*forward_ladder.ladder(own), "cuDNN"]
+    assert speeds["copy engine"] > 2 * speeds["notebook kernel"]
