@@ -5,7 +5,7 @@ letters before* its own, a value its own letter. The numbers in data/letters.jso
 data/alice.txt, to guess each next letter from the output row alone. In every piece of the book the
 letters were swapped at random, so that no word can be known by heart: what helps is to look back.
 
-    python -m course.letters    learns them anew (some two minutes; needs torch)
+    python -m course.letters    learns them anew (about a minute; needs torch)
 """
 
 import functools
@@ -87,8 +87,11 @@ def _swapped(piece, draw):
 
 def main() -> None:
     """Learn the weights and write data/letters.json."""
+    import torch
+
     from course import measure
 
+    torch.set_num_threads(1)  # the matrices are so small that a second thread only waits
     weights, losses = learn()
     method = (
         f"{STEPS} steps of Adam, each on {PIECES} pieces of {LENGTH} letters of alice.txt, letters "

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from course import cost
 from course import roofline as model
 from course.cost import STATISTIC_BYTES, Cost
+from course.draw import roofline
 from course.draw.static import static
 from course.draw.theme import ACCENT, FLOWS, INK, LEVELS, PAPER, SOFT
 from course.hardware import DTYPES, GPUS, Gpu
@@ -247,58 +248,6 @@ def _name_ends(ax, ends: Iterable[tuple[float, float, str, str]], apart: float =
                     color=colour, fontsize=12, annotation_clip=False)  # fmt: skip
 
 
-# --- longer sequences -------------------------------------------------------------------------
-
-CARDS = ("RTX 4090", "H100 SXM", "H200")  # whose capacities are drawn
-
-
-def growth(axes, ns: Sequence[int], d: int = 128, *, heads: int = 32, cards=CARDS) -> str:
-    """Left: bytes that one head moves over N. Right: bytes that all heads of a layer hold at once."""
-    moved, kept = axes
-    said = []
-    for flow, style in (("naive", NAIVE), ("flash", FUSED)):
-        traffic = [cost.attention(n, d, flow=flow).bytes for n in ns]
-        memory = [held(n, d, flow=flow, heads=heads) for n in ns]
-        moved.plot(ns, traffic, label=style.label, **style.line)
-        kept.plot(ns, memory, label=style.label, **style.line)
-        said.append(f"{style.label} moves {decimal(traffic[0])} to {decimal(traffic[-1])} a head and "
-                    f"holds {decimal(memory[0])} to {decimal(memory[-1])}")  # fmt: skip
-    for name in cards:
-        size, largest = GPUS[name].hbm_bytes, name == cards[-1]
-        kept.axhline(size, color=HBM.colour, ls=(0, (4, 3)), lw=1.3)
-        kept.text(ns[0], size * (1.12 if largest else 0.88), f"{name}, {decimal(size)}", fontsize=12,
-                  color=HBM.colour, va="bottom" if largest else "top")  # fmt: skip
-    moved.set_title("Moved by one head", loc="left")
-    kept.set_title(f"Held by {heads} heads", loc="left")
-    for ax in axes:
-        _lengths(ax, ns)
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y)))
-        ax.grid(True)
-    moved.legend(loc="upper left")
-    fits = {name: _longest(d, heads, GPUS[name].hbm_bytes) for name in cards}
-    return (
-        f"Over N = {ns[0]:,} to {ns[-1]:,}, d = {d}, FP16: {'; '.join(said)}. With {heads} heads the "
-        "naive flow fits up to "
-        + ", ".join(f"N = {n:,} on an {name}" for name, n in fits.items())
-        + "."
-    )
-
-
-def _longest(d, heads, capacity):
-    """The largest power of two N whose matrices, all heads of one layer, fit."""
-    n = 1
-    while held(2 * n, d, flow="naive", heads=heads) <= capacity:
-        n *= 2
-    return n
-
-
-def _lengths(ax, ns):
-    ax.set(xscale="log", yscale="log", xlabel="length of the sequence, N")
-    ax.set_xticks(ns[::2], [f"{n:,}" for n in ns[::2]])
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_minor_locator(NullLocator())
-
-
 # --- measured beside predicted ----------------------------------------------------------------
 
 FLOWS_RECORDED = {  # flow of `course.records.attention_bytes` → style, name, flow of course.cost
@@ -382,6 +331,13 @@ def _measured(ax, section, mine, key, predict, words):
     return " ".join(said)
 
 
+def _lengths(ax, ns):
+    ax.set(xscale="log", yscale="log", xlabel="length of the sequence, N")
+    ax.set_xticks(ns[::2], [f"{n:,}" for n in ns[::2]])
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+
+
 def _recorded_lengths(section):
     return sorted({p["n"] for p in section["points"]})
 
@@ -391,38 +347,42 @@ def _lost(section, flow):
     return [p["n"] for p in section["points"] if p["flow"] == flow and p.get("out_of_memory")]
 
 
-def dram(axes, section: dict, *, caches: str = "kept") -> str:
-    """DRAM bytes of each naive kernel, counted on paper and by the hardware, a panel each case."""
-    said = []
-    for ax, case in zip(np.ravel(axes), cases(section, "naive", caches), strict=True):
-        counts = steps(case["n"], section["d"], heads=case["heads"])
-        pairs = list(zip(counts.values(), case["kernels"], strict=True))
-        scale = max(one.bytes for one in counts.values())
-        for x, (one, kernel) in enumerate(pairs):
+def dram(axes, section: dict, gpu: Gpu) -> str:
+    """DRAM bytes of each naive kernel, counted on paper and by the hardware, a panel each case.
+
+    The unit is one pass over S, so that all panels share one axis.
+    """
+    axes, said = np.ravel(axes), []
+    for ax, case in zip(axes, cases(section, "naive"), strict=True):
+        counts = steps(case["n"], section["d"], heads=case["heads"]).values()
+        square = 2 * case["heads"] * case["n"] ** 2
+        for x, (one, kernel) in enumerate(zip(counts, case["kernels"], strict=True)):
             for shift, parts, style in (
                 (-0.21, (one.read, one.written), NAIVE),
                 (0.21, (kernel["read"], kernel["written"]), MEASURED),
             ):
-                ax.bar(x + shift, parts[0], 0.38, fc=style.colour, ec=PAPER)
-                ax.bar(x + shift, parts[1], 0.38, bottom=parts[0], fc=style.colour, ec=PAPER,
-                       hatch="///", alpha=0.55)  # fmt: skip
-        total = {"count": sum(a.bytes for a, _ in pairs), "counter": moved(case)}
-        ax.set_title(f"{_heads(case)}, N = {case['n']:,}\ncount {decimal(total['count'])}, "
-                     f"counter {decimal(total['counter'])}", fontsize=13)  # fmt: skip
+                read, written = (part / square for part in parts)
+                ax.bar(x + shift, read, 0.38, fc=style.colour, ec=PAPER)
+                ax.bar(x + shift, written, 0.38, bottom=read, **_WRITTEN, fc=style.colour)
+        total = {"count": sum(one.bytes for one in counts), "counter": moved(case)}
+        ax.set_title(f"{_heads(case)}, N = {case['n']:,}\nS and P fill "
+                     f"{2 * square / gpu.l2_bytes:.2f} L2\ncount {decimal(total['count'])}, counter {decimal(total['counter'])}",
+                     fontsize=13)  # fmt: skip
         ax.set_xticks(range(3), ["S = QKᵀ", "softmax", "O = PV"])
-        ax.set_ylim(0, 1.12 * scale)
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: decimal(y) if y else "0"))
+        ax.set_ylim(0, 2.2)
+        ax.set_yticks([0, 1, 2], ["0", "1 pass", "2 passes"] if ax is axes[0] else [""] * 3)
+        ax.grid(True, axis="y")
         said.append(f"{_heads(case)}, N = {case['n']:,}: {decimal(total['counter'])} by the counter, "
                     f"{decimal(total['count'])} by the count")  # fmt: skip
-    first = np.ravel(axes)[0]
     for style, name in ((NAIVE, "count"), (MEASURED, "counter")):
-        first.bar(0, 0, fc=style.colour, label=f"{name}: read")
-        first.bar(
-            0, 0, fc=style.colour, hatch="///", ec=PAPER, alpha=0.55, label=f"{name}: written"
-        )
-    first.figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4,
-                        frameon=False)  # fmt: skip
-    return f"Bytes between DRAM and the chip, a kernel, caches {caches}. {'. '.join(said)}."
+        axes[0].bar(0, 0, fc=style.colour, label=f"{name}: read")
+        axes[0].bar(0, 0, fc=style.colour, label=f"{name}: written", **_WRITTEN)
+    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                          frameon=False)  # fmt: skip
+    return f"Bytes between DRAM and the chip, by kernel. {'. '.join(said)}."
+
+
+_WRITTEN = dict(hatch="///", ec=PAPER, alpha=0.55)  # beside what was read, in full colour
 
 
 def cases(section: dict, flow: str, caches: str = "kept") -> list[dict]:
@@ -450,3 +410,40 @@ def amounts(ax, rows: dict[str, tuple[int, str]]) -> str:
     ax.set(xlim=(0, 1.14 * max(size for size, _ in rows.values())), xticks=[])
     ax.spines[["bottom"]].set_visible(False)
     return f"{', '.join(f'{what}: {decimal(size)}' for what, (size, _) in rows.items())}."
+
+
+def two_roofs(ax, gpu: Gpu, l2: float, n: int = 4096, d: int = 128, blocks=(64, 128, 256)) -> str:
+    """A fused kernel under two roofs: FLOPs per byte from HBM, and per byte asked of the L2.
+
+    l2: bytes/s of the L2. blocks: rows of Q that share a walk over K and V.
+    """
+    peak, ideal = gpu.peak_for("fp16"), cost.attention(n, d, flow="flash").intensity
+    asked = {b: cost.attention(n, d, flow="tiled", block_q=b).intensity for b in blocks}
+    naive = cost.attention(n, d, flow="naive").intensity
+    roofline.axes(ax, (8, 8e3), (5e13, 2e15), steps=(1, 2, 5))
+    ax.set(ylabel="", xlabel="FLOP per byte: from HBM, or asked of the L2")
+    ax.set_title(f"{gpu.name}, N = {n:,}, d = {d}, fp16", loc="left")
+    ax.figure.draw_without_rendering()  # settles where the axes lie
+    roof = roofline.Roof(ax)
+    roof.move(gpu, points=[naive, ideal, *asked.values()], l2=l2)
+    roof.waiting.set_visible(False)  # there are two ridges
+    roof.ridge.set_visible(False)
+    roof.ridge_name.set_text("")
+    said = [f"naive, per byte from HBM: {naive:.0f}", f"fused, per byte from HBM: {ideal:,.0f}"]
+    spots = [(naive, naive * gpu.bandwidth, said[0], NAIVE, (12, -4)),
+             (ideal, peak, said[1], FUSED, (0, 38))]  # fmt: skip
+    for block, x in asked.items():
+        said.append(f"fused, per byte asked, {block} rows of Q: {x:.0f}")
+        working = x * l2 > peak
+        spots.append((x, min(peak, x * l2), said[-1].removeprefix("fused, per byte "),
+                      FLOWS["tiled"], (6, 18) if working else (-12, 6)))  # fmt: skip
+    for x, y, words, style, (right, up) in spots:
+        ax.plot(x, y, style.marker, color=style.colour, ms=12, mec=PAPER, zorder=5)
+        side = "left" if right > 0 else "right" if right < 0 else "center"
+        ax.annotate(words, (x, y), (right, up), textcoords="offset points", ha=side, va="center",
+                    color=style.colour, weight="bold", fontsize=12)  # fmt: skip
+    return (
+        f"Two roofs of the {gpu.name}: HBM with {decimal(gpu.bandwidth, 'B/s')} and a ridge at "
+        f"{peak / gpu.bandwidth:.0f} FLOP per byte, the L2 with {decimal(l2, 'B/s')} and a ridge at "
+        f"{peak / l2:.0f}. {'; '.join(said)}."
+    )

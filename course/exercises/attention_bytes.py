@@ -1,30 +1,91 @@
-"""Notebook 04: attention's bytes by kernel, the room it takes, its intensity, what a counter says."""
+"""Notebook 04: attention in three lines, its bytes, the room it takes, what a counter says."""
 
 import math
+
+import numpy as np
 
 from course import cost, records
 from course import roofline as model
 from course.exercises import Exercise, Question
-from course.hardware import GPUS, GiB, MiB
+from course.hardware import GPUS, MiB
 
 H100 = GPUS["H100 SXM"]
 NAIVE, FUSED = (cost.attention(4096, 128, flow=flow) for flow in ("naive", "flash"))
 
-# --- predictions on the way -------------------------------------------------------------------
+# --- attention in three lines -----------------------------------------------------------------
 
-s_over_q = Question(
-    "S beside Q",
-    task="One head, N = 4,096 tokens, width d = 128. How many times as many numbers has S as Q?",
-    answer=4096 / 128,
-    wrong={
-        128: "S is N × N and Q is N × d: divide N·N by N·d.",
-        4096: "Q is not one column: it has d of them.",
-        64: "Numbers, not bytes, and of S alone: N·N / (N·d).",
-        1 / 32: "The other way round: how many times as many has S?",
-        1: "S has a row for every query, like Q, but a column for every key, not for every d.",
-    },
-    explanation="N·N / (N·d) = N/d = 4,096 / 128 = 32.",
+
+def attend(q, k, v):
+    """S, P and O of one head, no mask."""
+    s = q @ k.T / np.sqrt(q.shape[1])
+    p = np.exp(s) / np.exp(s).sum(axis=1, keepdims=True)
+    return s, p, p @ v
+
+
+def _heads(rng):
+    for n, d, scale in ((5, 3, 1.0), (4, 4, 2.0), (7, 16, 1.5)):  # also N = d, where slips fit
+        yield tuple(scale * rng.standard_normal((3, n, d)))
+
+
+def _steps(score=None, weigh=None, hand=None):
+    """A wrong answer: another way to make S of q and k, P of S, or O of the three."""
+
+    def attempt(q, k, v):
+        s = score(q, k) if score else q @ k.T / np.sqrt(q.shape[1])
+        p = weigh(s) if weigh else np.exp(s) / np.exp(s).sum(axis=1, keepdims=True)
+        return s, p, hand(s, p, v) if hand else p @ v
+
+    return attempt
+
+
+three_lines = Exercise(
+    "Attention in three lines",
+    minutes=5,
+    task="Write attend(q, k, v): S, P and O of one head, as NumPy arrays. q, k and v are N × d. "
+    "x @ y is the matrix product, x.T the transpose; x.sum(axis=1, keepdims=True) adds up each row.",
+    answer=attend,
+    cases=_heads,
+    hints=(
+        "S: q @ k.T, divided by the square root of d, which is q.shape[1].",
+        "P: np.exp(s), divided by the sums of its rows. keepdims=True keeps them a column.",
+        "O: p @ v.",
+    ),
+    wrong=[
+        (_steps(lambda q, k: q @ k.T), "S is not divided by √d."),
+        (_steps(lambda q, k: q @ k.T / q.shape[1]), "S is divided by d: take the square root."),
+        (
+            _steps(lambda q, k: q @ k.T / np.sqrt(len(q))),
+            "S is divided by √N. d is the width of a row, q.shape[1].",
+        ),
+        (
+            _steps(lambda q, k: k @ q.T / np.sqrt(q.shape[1])),
+            "S is on its side: row i belongs to query i, so q @ k.T.",
+        ),
+        (
+            _steps(weigh=lambda s: np.exp(s) / np.exp(s).sum(axis=0, keepdims=True)),
+            "The columns of P add up to 1. It is to be the rows: axis=1.",
+        ),
+        (
+            _steps(weigh=lambda s: np.exp(s) / np.exp(s).sum(axis=1)),
+            "Each column of P was divided by the sum of a row: keepdims=True keeps the sums a column.",
+        ),
+        (
+            _steps(weigh=lambda s: np.exp(s) / np.exp(s).sum()),
+            "All of P together adds up to 1. It is to be each row: axis=1, keepdims=True.",
+        ),
+        (_steps(weigh=np.exp), "The rows of P do not add up to 1: divide each by its sum."),
+        (
+            _steps(weigh=lambda s: s / s.sum(axis=1, keepdims=True)),
+            "The scores go through np.exp before they are divided by their sum.",
+        ),
+        (_steps(hand=lambda s, p, v: s @ v), "O is made of the weights P, not of the scores S."),
+        (_steps(hand=lambda s, p, v: p.T @ v), "Row i of P holds the weights of query i: p @ v."),
+        (_steps(hand=lambda s, p, v: p), "O is missing: the third is p @ v."),
+        (lambda q, k, v: attend(q, k, v)[2], "That is O alone: return S, P and O."),
+    ],
 )
+
+# --- predictions on the way -------------------------------------------------------------------
 
 passes = Question(
     "Passes over S and P",
@@ -692,20 +753,4 @@ counters = Exercise(
         (_named("ADCB"), "B and D are swapped. A softmax reads and writes a whole N×N matrix."),
         (_named("ACBD"), "B and C are swapped. The fused kernel reads Q, K and V: 3.1 MB."),
     ],
-)
-
-score_room = Question(
-    "128k tokens",
-    task="N = 131,072 tokens, FP16. How many GiB does S of a single head take?",
-    answer=2 * 131072**2 / GiB,
-    unit="GiB",
-    factor=1.01,
-    wrong={
-        16: "FP16 takes two bytes a number.",
-        64: "That is S and P together.",
-        0.03125: "That is Q: S has a column for every key.",
-        32768: "That is MiB.",
-        2 * 131072**2: "Those are bytes: a GiB has 2³⁰ of them.",
-    },
-    explanation="131,072² · 2 bytes = 32 GiB, and P as much again. An H100 has 80 GB = 74.5 GiB.",
 )

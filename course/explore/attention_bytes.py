@@ -20,7 +20,7 @@ HBM = LEVELS["hbm"].colour
 SHORT = ("S = QKᵀ", "softmax", "O = PV")
 NARROW = 0.12  # of the time line: a kernel shorter than this has no room for words
 LEAST = 1e4  # bytes, where the axis of memory begins
-ROOM = 1e7  # bytes: a bar as long as this has room for its number
+ROOM = 1e7  # bytes: to the left of a dot from here on there is room for its number
 
 
 def compute(gpu, dtype, n, d, heads, batch):
@@ -68,7 +68,7 @@ def draw(fig, data):
     line.spines[:].set_visible(False)
     line.set(xticks=[], yticks=[1.51, 0.46], yticklabels=["naive", "fused"])
     line.tick_params(axis="y", length=0)
-    line.set_title("Time", loc="left", fontsize=14)
+    line.set_title("Time (full width: the naive time)", loc="left", fontsize=14)
     head = line.text(1, 2.14, "", ha="right", va="bottom", fontsize=12)
     rows = {
         "naive": [_kernel(line, 1.05, FLOW["naive"]) for _ in range(3)],
@@ -82,9 +82,11 @@ def draw(fig, data):
     room.set_xticks([1e6, 1e9, 1e12, 1e15], ["1 MB", "1 GB", "1 TB", "1 PB"])
     room.set_yticks([1, 0], ["naive", "fused"])
     room.tick_params(axis="y", length=0)
+    room.grid(True, axis="x")
     room.set_title("Held in memory", loc="left", fontsize=14)
-    bars = {
-        flow: room.barh(y, 1, 0.72, **FLOW[flow].bar)[0]
+    ratio = room.text(1, 1.07, "", transform=room.transAxes, ha="right", va="bottom", fontsize=12)
+    held_dots = {
+        flow: room.plot([1], [y], FLOW[flow].marker, color=FLOW[flow].colour, ms=13, mec=PAPER)[0]
         for flow, y in zip(FLOW, (1, 0), strict=True)
     }
     (limit,) = room.plot([1, 1], [-0.6, 1.6], color=HBM, lw=2.5)
@@ -131,12 +133,13 @@ def draw(fig, data):
         inside = left > 0.85
         fused.set(x=left / 2 if inside else left + 0.015, ha="center" if inside else "left")
 
-        for flow, bar in bars.items():
+        times = flows["naive"]["held"] / flows["flash"]["held"]
+        ratio.set_text(f"ratio {picture.number(times)}")
+        for flow, dot in held_dots.items():
             size, over = flows[flow]["held"], full(data, flow)
-            bar.set_width(size)
-            bar.set_alpha(0.35 if over else 1)
+            dot.set_xdata([size])
             ends[flow].set_text(decimal(size) + (": does not fit" if over else ""))
-            ends[flow].set(x=1.3 * (LEAST if size > ROOM else max(size, LEAST)),
+            ends[flow].set(x=1.3 * LEAST if size > ROOM else 2 * max(size, LEAST),
                            color=ACCENT if over else INK, weight="bold" if over else "normal")  # fmt: skip
         for artist in (limit, has):
             artist.set_visible(bool(chip.hbm_bytes))
@@ -155,7 +158,7 @@ def draw(fig, data):
             roof.move(chip, data["dtype"], points=[flows[flow]["intensity"] for flow in FLOW])
             ridge = model.ridge(chip, data["dtype"])
             roof.ridge_name.set_text(f"ridge: {picture.number(ridge)}")
-        return [head, *changed, fused, *bars.values(), limit, has, *ends.values(),
+        return [head, *changed, fused, ratio, limit, has, *held_dots.values(), *ends.values(),
                 *roof.artists, *dots.values(), *labels.values(), missing]  # fmt: skip
 
     return move
