@@ -23,6 +23,7 @@ EXPLORERS = (  # the modules of this package that build an explorer, each by a f
     "tiles",
     "forward_tiles",
     "backward",
+    "serving",
 )
 
 
