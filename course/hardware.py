@@ -111,7 +111,7 @@ def _levels(sms, clock, smem_per_sm, l2_bytes, hbm_bytes, bandwidth, memory, sou
     return (
         Level("registers", "the book open on your desk", "one thread", sms * _REGISTER_BYTES, None, 1,
               "compiler", f"64K × 32-bit registers an SM, CUDA C++ programming guide; {_LATENCY}"),
-        Level("shared", "the shelf in your classroom", "one block", sms * smem_per_sm,
+        Level("shared", "the shelf in your classroom", "one thread block", sms * smem_per_sm,
               sms * 128 * clock, 30, "programmer",
               f"{source}; bandwidth computed: 128 bytes a clock and SM × {clock / 1e9:.2f} GHz; {_LATENCY}"),
         Level("l2", "the cupboard in the corridor", "the whole GPU", l2_bytes, None, 250, "hardware",

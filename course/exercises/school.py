@@ -55,9 +55,8 @@ disk_seconds = Question(
     "In the other town",
     minutes=1,
     task="HBM hands over 3,350 GB per second, a disk 7. Suppose that HBM took a second for some data. "
-    "How long would the disk take? A guess within a factor of two is right.",
+    "How many seconds would the disk take? A guess within a factor of two is right.",
     answer=_H100.bandwidth / LADDER[-1].bandwidth,
-    unit="s",
     factor=2,
     wrong={
         52: "That is host memory, over the cable. The disk is slower still.",
@@ -137,7 +136,7 @@ hbm_or_sram = Question(
         "a": "HBM is fast because it is SRAM stacked beside the chip",
         "b": "HBM is DRAM beside the chip: large and far; what is on the chip is SRAM: small and near",
         "c": "the L2 cache is DRAM, as all SMs share it",
-        "d": "shared memory is a part of HBM that one block may use",
+        "d": "shared memory is a part of HBM that one thread block may use",
     },
     wrong={
         "a": "HBM is DRAM. Its bandwidth comes from thousands of wires side by side.",
