@@ -206,15 +206,6 @@ def test_numbers_in_prose():
     b200 = GPUS["B200"].hbm_bytes
     assert "On an H100 at 32,768, on a B200 at 65,536" in PROSE
     assert held[0] < H100.hbm_bytes < held[1] < b200 < held[2]
-    fp32 = cost.attention(4096, 128, flow="naive", itemsize=4)
-    assert "naive attention has 31 FLOP per byte in FP32. It costs four times the time" in PROSE
-    assert f"{fp32.intensity:.0f}" == "31" and roofline.bound(fp32, H100, "fp32") == "compute"
-    assert f"{roofline.ridge(H100, 'fp32'):.0f}" == "20"
-    [slow, fast] = [
-        sum(explorer.compute("H100 SXM", dtype, 4096, 128, 1, 1)["flows"]["naive"]["times"])
-        for dtype in ("fp32", "fp16")
-    ]
-    assert slow / fast == pytest.approx(4, rel=0.05)
     assert "K and V are 2 MiB, and an SM has 228 KiB" in PROSE
     assert 2 * 4096 * 128 * 2 == 2 * MiB > H200.smem_per_sm == H100.smem_per_sm == 228 * 1024
     short = explorer.compute("H100 SXM", "fp16", 1024, 128, 1, 1)["flows"]["flash"]
@@ -222,9 +213,6 @@ def test_numbers_in_prose():
     assert short["times"][0] == pytest.approx(0.5e-6, rel=0.1)
     before = explorer.compute("H100 SXM", "fp16", 512, 128, 1, 1)["flows"]["flash"]
     assert before["bound"] == "memory", "N = 1,024 is the first on the slider"
-    laptop = explorer.compute("laptop GPU", "fp16", 4096, 128, 1, 1)["flows"]["naive"]
-    waits = [m > w for m, w in zip(laptop["moving"], laptop["working"], strict=True)]
-    assert waits == [False, True, False] and laptop["bound"] == "memory"
     assert "130 MiB, when the naive flow moves 132 MiB (138 MB)" in PROSE
     assert naive.bytes == 132 * MiB and decimal(naive.bytes) == "138 MB"
 
@@ -339,6 +327,8 @@ def test_d16_the_record_says_how_it_was_timed(section):
 
 
 def test_memory_is_predicted_to_the_digit(section, points):
+    shortest = min(points[flow, 1024]["seconds"] for flow in ("naive", "flash", "cudnn"))
+    assert "a call takes some tens of microseconds" in PROSE and 20e-6 < shortest < 100e-6
     for flow in ("naive", "flash"):
         for n in (1024, 2048, 4096, 8192, 16384, 32768):
             predicted = pictures.peak_bytes(flow, n, section)
