@@ -122,6 +122,24 @@ def test_imports_point_one_way():
     assert not wrong, wrong
 
 
+def test_what_a_module_imports_keeps_its_name():
+    """A parameter `cost` beside the module `cost` makes a reader look twice."""
+    taken = []
+    for path in sorted((ROOT / "course").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = {(a.asname or a.name).split(".")[0] for node in imports for a in node.names}
+        for node in ast.walk(tree):
+            name = getattr(node, "arg", None) if isinstance(node, ast.arg) else None
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                name = node.id
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                name = node.name
+            if name in names:
+                taken.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert not taken, taken
+
+
 def test_no_private_name_of_triton_is_imported():
     """D13: they move from version to version."""
     for path in sorted((ROOT / "course").rglob("*.py")):
@@ -142,8 +160,8 @@ def opens_text(call):
     """Whether a call reads or writes a file as text, in the encoding of the machine if none is given."""
     name = ast.unparse(call.func).rsplit(".", 1)[-1]
     said = {keyword.arg for keyword in call.keywords}
-    if name in ("read_text", "write_text"):
-        return "encoding" not in said
+    if name in ("read_text", "write_text"):  # where the encoding stands first, or second
+        return "encoding" not in said and len(call.args) <= (name == "write_text")
     method = isinstance(call.func, ast.Attribute)
     if name != "open" or (method and ast.unparse(call.func.value) in ("Image", "os", "tokenize")):
         return False
