@@ -27,20 +27,25 @@ def few_queries(q, k):
     return k.shape[2] >= MANY and (n_q < 64 or b * h * launch.cdiv(n_q, 64) < sms)
 
 
+SCHEDULES = {  # (d, causal): from how many rows on hopper_forward.py is faster, and with what ideas
+    (128, False): (1024, {"persistent": True}),
+    (128, True): (2048, {"pinned": True}),
+    (64, False): (2048, {"consumers": 3, "overlap": False}),
+    (64, True): (8192, {"consumers": 3, "overlap": False}),
+}
+"""By the section "hopper_forward" of the records, measured on an H200."""
+
+
 def hopper_schedule(q, k, causal):
-    """How hopper_forward.py does it where it is the faster, else None. By measurements on an H200."""
+    """How hopper_forward.py does it where it is the faster, else None."""
     if interpreted or q.dtype == torch.float32 or tiles.gpu(q.device.index)[0] != 90:
+        return None
+    least, ideas = SCHEDULES.get((q.shape[3], causal), (None, None))
+    if least is None or min(q.shape[2], k.shape[2]) < least:
         return None
     from course.kernels.hopper_forward import Schedule  # Gluon: only where it runs
 
-    (n, d), n_kv = q.shape[2:], k.shape[2]
-    least, schedule = {
-        (128, False): (1024, Schedule(persistent=True)),
-        (128, True): (2048, Schedule(pinned=True)),
-        (64, False): (2048, Schedule(consumers=3, overlap=False)),
-        (64, True): (8192, Schedule(consumers=3, overlap=False)),
-    }.get((d, causal), (0, None))
-    return schedule if min(n, n_kv) >= least else None
+    return Schedule(**ideas)
 
 
 def hopper(q, k, v, keep_rest, schedule, **options):
