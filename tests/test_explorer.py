@@ -325,7 +325,7 @@ def test_two_outputs_the_stored_picture_with_its_words_then_the_widget(shown):
     assert still["text/plain"] == 'A "power". Power 2, <A>.'
     assert 'alt="A &quot;power&quot;"' in still["text/html"]
     assert "Power 2, &lt;A&gt;." in still["text/html"]
-    assert "Run this cell" in still["text/html"]
+    assert "run the first code cell, then this one" in still["text/html"]
     stored = base64.b64decode(re.search(r"base64,([^\"]+)", still["text/html"])[1])
     assert np.abs(pixels(stored) - pixels(e.png())).mean() < 1
     assert live[mechanism.VIEW]["model_id"] == e.box.model_id

@@ -173,6 +173,7 @@ def page(browser):
     assert not errors
 
 
+STANDS_STILL = "This picture stands still. To move it, run the first code cell, then this one."
 TOY = f"""import sys
 sys.path[:0] = [{str(ROOT / "tests")!r}]
 import ipywidgets
@@ -244,11 +245,11 @@ def test_a_reader_moves_a_slider_and_comes_back_another_day(lab, page):
     page.get_by_role("menuitem", name="Kernel", exact=True).click()
     page.get_by_role("menuitem").filter(has_text="Restart Kernel").first.click()
     page.locator(".jp-Dialog-button.jp-mod-accept").click()
-    expect(cell.get_by_text("Run this cell to move the controls.")).to_be_visible()
+    expect(cell.get_by_text(STANDS_STILL)).to_be_visible()
     assert pictures(cell) == ["still"]
     shut_down(page, address)
     open_notebook(page, address, "toy.ipynb")
-    expect(cell.get_by_text("Run this cell to move the controls.")).to_be_visible()
+    expect(cell.get_by_text(STANDS_STILL)).to_be_visible()
     expect(cell.get_by_text("model not found")).not_to_be_visible()
     assert pictures(cell) == ["still"]
     stored = nbformat.read(root / "toy.ipynb", 4)
@@ -322,7 +323,7 @@ def test_outside_jupyterlab_the_live_picture_hides_the_stored_one_before_it(page
         """async script => {
           const module = await import(URL.createObjectURL(new Blob([script], {type: "text/javascript"})));
           const values = {title: "t", caption: "c", error: "", width: 100, png: new Uint8Array()};
-          const model = {get: name => values[name], on() {}, off() {}};
+          const model = {get: name => values[name], set() {}, save_changes() {}, on() {}, off() {}};
           window.end = module.default.render({model, el: document.getElementById("live")});
         }""",
         script,

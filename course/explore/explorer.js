@@ -1,4 +1,4 @@
-// The browser's half of explorer.py: the picture, its caption, names for the controls around it.
+// The browser's half of explorer.py: the picture, its caption, what the controls around it lack.
 
 function render({ model, el }) {
   const image = document.createElement("img");
@@ -37,9 +37,9 @@ function render({ model, el }) {
   model.on("change:caption change:error", speak);
 
   const detach = whenAttached(el, () => {
-    const stopNaming = nameControls(el.closest(".course-explorer"));
-    const showStill = hideStill(el);
-    return () => { stopNaming(); showStill(); };
+    const box = el.closest(".course-explorer");
+    const ends = [serveControls(box), hideStill(el), followScreen(model), followKernel(model, box)];
+    return () => ends.forEach((end) => end());
   });
   return () => {
     model.off(null, showPicture);
@@ -59,7 +59,7 @@ function whenAttached(el, start) {
   return () => { seen.disconnect(); stop?.(); };
 }
 
-// In JupyterLab explorer.css hides the stored picture above a live one. Elsewhere, VS Code for one,
+// In JupyterLab still.css hides the stored picture above a live one. Elsewhere, VS Code for one,
 // there are no class names to go by.
 function hideStill(el) {
   if (el.closest(".jp-OutputArea")) return () => {};
@@ -69,12 +69,42 @@ function hideStill(el) {
   return () => still?.style.removeProperty("display");
 }
 
-// ipywidgets leaves slider handles and play buttons without a name, and speaks a slider's position
-// where its value is meant (the exponent of a log slider, the index of an option).
-function nameControls(box) {
+// The picture is drawn with as many pixels as the screen shows: more on a sharp one, or zoomed in.
+function followScreen(model) {
+  let now;
+  const tell = () => {
+    now = matchMedia(`(resolution: ${devicePixelRatio}dppx)`);
+    now.addEventListener("change", tell, { once: true });
+    model.set("ratio", devicePixelRatio);
+    model.save_changes();
+  };
+  tell();
+  return () => now.removeEventListener("change", tell);
+}
+
+// A widget outlives its kernel: its controls move on, its picture stands still. JupyterLab marks
+// the widgets of a kernel that the reader restarts; this marks those of one that died or was shut
+// down. still.css hides what is so marked and shows the stored picture, which says what to do.
+function followKernel(model, box) {
+  const kernel = model.widget_manager?.kernel; // JupyterLab's and Notebook 7's; others have none
+  const mark = () => box?.classList.add("jupyter-widgets-disconnected");
+  const look = (_kernel, status) => { if (/dead|restarting|terminating/.test(status)) mark(); };
+  kernel?.statusChanged.connect(look);
+  kernel?.disposed.connect(mark);
+  return () => { kernel?.statusChanged.disconnect(look); kernel?.disposed.disconnect(mark); };
+}
+
+const KEYED = "[role=slider], select, button, input, [contenteditable]";
+
+// JupyterLab takes the keys of whatever has the focus, unless that very element forbids it: ↓ on a
+// drop-down would move to another cell, x would cut this one. And ipywidgets leaves slider handles
+// and play buttons without a name, and speaks a slider's position where its value is meant (the
+// exponent of a log slider, the index of an option).
+function serveControls(box) {
   if (!box) return () => {};
   const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
-  const name = () => {
+  const serve = () => {
+    for (const control of box.querySelectorAll(KEYED)) set(control, "data-lm-suppress-shortcuts", "true");
     for (const slider of box.querySelectorAll(".widget-slider, .widget-hslider")) {
       const label = slider.querySelector(".widget-label")?.textContent;
       const value = slider.querySelector(".widget-readout")?.textContent;
@@ -91,11 +121,11 @@ function nameControls(box) {
       });
     }
   };
-  const changes = new MutationObserver(name);
+  const changes = new MutationObserver(serve); // also of controls that come later
   changes.observe(box, {
     childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ["aria-valuetext"],
   });
-  name();
+  serve();
   return () => changes.disconnect();
 }
 
