@@ -19,6 +19,7 @@ SECTIONS = {  # name: "module:function" that measures it and returns a dict with
     "sanitizer": "course.records.sanitizer:record",
     "hopper_forward": "course.records.hopper_forward:record",
     "decode": "course.records.decode:record",
+    "gemv": "course.records.gemv:record",
     "training": "course.records.training:record",
 }
 
