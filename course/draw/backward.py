@@ -5,28 +5,37 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from course import cost
 from course.draw.kernels import STYLES as LIBRARIES
 from course.draw.static import static
-from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT
+from course.draw.theme import ACCENT, FLOWS, GRID, INK, LEVELS, PAPER, SOFT, FlowStyle
 from course.hardware import GPUS
+from course.tables import Table
 from course.units import decimal, seconds
 
-STYLES = {"naive": FLOWS["naive"], "ours": FLOWS["flash"]._replace(label="ours")}
+STYLES = {  # flow of `course.records.training` → its style
+    "naive": FLOWS["naive"],
+    "SDPA": FlowStyle(INK, "v", ":", "", "PyTorch's SDPA"),
+    "notebook": FlowStyle("#cc79a7", "s", "--", "xx", "notebook kernels"),
+    "ours": FLOWS["flash"]._replace(dash="-", label="library kernels"),
+}
 AGAIN = ("#f0c987", "..")  # fill of what is computed again
 
 # --- what needs what --------------------------------------------------------------------------
 
 
-def graph(ax) -> str:
-    """Forward from left to right, gradients from right to left, and what is kept between them."""
-    ax.set(xlim=(-0.9, 10.9), ylim=(-3.1, 2.6))
+def graph(ax, answer: bool = True) -> str:
+    """Forward from left to right, gradients from right to left; with `answer`, what is kept."""
+    ax.set(xlim=(-0.9, 10.9), ylim=(-3.1, 2.6) if answer else (-2.1, 2.1))
     ax.axis("off")
-    kept, again = LEVELS["shared"].colour, AGAIN
+    kept, again = (LEVELS["shared"].colour, ""), AGAIN
     boxes = {  # name: (x, y, fill, hatch)
-        "Q": (0, 1.5, kept, ""), "K": (0, -0.2, kept, ""), "V": (5.2, -1.6, kept, ""),
-        "S": (2.7, 0.65, *again), "P": (5.2, 0.65, *again), "O": (8, 0, kept, ""),
-        "L": (5.2, 2.2, kept, ""),
+        "Q": (0, 1.5, *kept), "K": (0, -0.2, *kept), "V": (5.2, -1.6, *kept),
+        "S": (2.7, 0.65, *again), "P": (5.2, 0.65, *again), "O": (8, 0, *kept),
+        "L": (5.2, 2.2, *kept),
     }  # fmt: skip
+    if not answer:
+        boxes = {name: (x, y, PAPER, "") for name, (x, y, *_) in boxes.items() if name != "L"}
     for name, (x, y, fill, hatch) in boxes.items():
         ax.add_patch(Rectangle((x - 0.45, y - 0.35), 0.9, 0.7, facecolor=fill, edgecolor=INK,
                                hatch=hatch, lw=1.5, zorder=2))  # fmt: skip
@@ -46,27 +55,41 @@ def graph(ax) -> str:
         ax.annotate("", start + gap * way - side, end - gap * way - side,
                     arrowprops=dict(arrowstyle="-|>", color=ACCENT, lw=2.2))  # fmt: skip
         ax.text(*spot, name, ha="center", va="center", color=ACCENT, fontsize=14)
-    ax.annotate("", (5.2, 1.82), (5.2, 1.03), arrowprops=dict(arrowstyle="-|>", color=INK, lw=1.6))
-    ax.text(5.75, 2.2, "log-sum-exp of each row", va="center", fontsize=13)
     ax.annotate(
         "", (8.55, -0.1), (10, -0.1), arrowprops=dict(arrowstyle="-|>", color=ACCENT, lw=2.2)
     )
     ax.annotate("", (10, 0.1), (8.55, 0.1), arrowprops=dict(arrowstyle="-|>", color=INK, lw=1.6))
     ax.text(9.9, 0.3, "next layer", ha="center", va="bottom")
     ax.text(9.9, -0.3, "dO", ha="center", va="top", color=ACCENT, fontsize=14)
-    legend = (("kept from forward to backward", kept, ""), ("thrown away, computed again", *again))
+    words = (
+        "Attention as a graph: Q and K make S, S makes P, P and V make O. Gradients flow back the same "
+        "way: dO gives dV and dP, dP gives dS, dS gives dQ and dK."
+    )
+    if not answer:
+        return words
+    ax.annotate("", (4.65, 2.05), (3.25, 1.05),
+                arrowprops=dict(arrowstyle="-|>", color=INK, lw=1.6))  # fmt: skip
+    ax.text(5.75, 2.2, "log-sum-exp of each row of S", va="center", fontsize=13)
+    legend = (
+        ("kept from forward to backward", *kept),
+        ("thrown away, computed again", *again),
+    )
     for i, (text, fill, hatch) in enumerate(legend):
         ax.add_patch(Rectangle((-0.45 + 5 * i, -2.95), 0.5, 0.4, facecolor=fill, hatch=hatch,
                                edgecolor=INK))  # fmt: skip
         ax.text(0.2 + 5 * i, -2.75, text, va="center")
     return (
-        "Attention as a graph: Q and K make S, S makes P, P and V make O. Gradients flow back the same "
-        "way: dO gives dV and dP, dP gives dS, dS gives dQ and dK. Kept between the passes are Q, K, V, "
-        "O and one number L a row; S and P are computed again."
+        f"{words} Kept between the passes are Q, K, V, O and one number L per row of S; S and P are "
+        "computed again."
     )
 
 
-@static("backward_graph", size=(11, 5))
+@static("backward_graph", size=(11, 3.7))
+def _(ax):
+    return graph(ax, answer=False)
+
+
+@static("backward_kept", size=(11, 5))
 def _(ax):
     return graph(ax)
 
@@ -154,12 +177,12 @@ def owners(axes, rows: int = 5, cols: int = 6, row: int = 2, col: int = 3) -> st
             ax.annotate("", (col + 0.5, rows + 0.75), (col + 0.5, 0.1), arrowprops=arrow)
             ax.text(col + 0.5, rows + 1.3, "dK, dV of this tile", ha="center", va="center",
                     color=ACCENT, weight="bold")  # fmt: skip
-            ax.set_title("sum over queries: one owner a column")
+            ax.set_title("sum over queries: one owner per column")
         else:
             ax.annotate("", (cols + 0.6, row + 0.5), (0.1, row + 0.5), arrowprops=arrow)
             ax.text(cols + 0.7, row + 0.5, "dQ", ha="left", va="center", color=ACCENT,
                     weight="bold")  # fmt: skip
-            ax.set_title("sum over keys: one owner a row")
+            ax.set_title("sum over keys: one owner per row")
     return (
         "Two grids of score tiles. Left: a program keeps one tile of K and V, walks down its column past "
         "all tiles of Q and dO, and owns dK and dV of that tile. Right: a program keeps one tile of Q "
@@ -240,8 +263,7 @@ def layer(axes, points) -> str:
     """Recorded: bytes kept between the passes, and the time of both passes, against N."""
     kept, timed = axes
     said = []
-    for flow, style in STYLES.items():
-        mine = [p for p in points if p["flow"] == flow]
+    for style, mine in _flows(points):
         held = [p for p in mine if "kept_bytes" in p]
         done = [p for p in mine if "backward" in p]
         kept.plot([p["n"] for p in held], [p["kept_bytes"] for p in held], label=style.label,
@@ -250,22 +272,31 @@ def layer(axes, points) -> str:
         timed.plot([p["n"] for p in done], both, label=style.label, **style.line)
         last = done[-1]
         said.append(
-            f"{style.label} keeps {decimal(last['kept_bytes'])} at N = {last['n']:,} and takes "
+            f"{style.label}: {decimal(last['kept_bytes'])} kept at N = {last['n']:,}, "
             f"{seconds(both[-1])}"
         )
+        lost = [p["n"] for p in mine if p.get("out_of_memory")]
+        if lost:
+            said[-1] += f", and no memory for the backward pass at N = {min(lost):,}"
     _n_axis(kept, points)
     _n_axis(timed, points)
     kept.set(title="Kept between the passes")
+    kept.legend()
     timed.set(title="Forward and backward")
     _log_ticks(kept, decimal)
     _log_ticks(timed, seconds)
-    lost = [p["n"] for p in points if p.get("out_of_memory")]
-    if lost:  # only naive
+    if lost := [p["n"] for p in points if p.get("out_of_memory")]:
         top = timed.get_ylim()[1]
         timed.set_ylim(top=2.5 * top)
         _out_of_memory(timed, min(lost), 1.4 * top)
-        said[0] += f", and has no memory for the backward pass at N = {min(lost):,}"
     return f"One attention layer, against N. {'; '.join(said)}."
+
+
+def _flows(points):
+    """(style, its points) of each flow that was recorded."""
+    for flow, style in STYLES.items():
+        if mine := [p for p in points if p["flow"] == flow]:
+            yield style, mine
 
 
 def speeds(axes, points, dtype: str = "fp16", causal: bool = False) -> str:
@@ -295,33 +326,47 @@ def speeds(axes, points, dtype: str = "fp16", causal: bool = False) -> str:
 def losses(axes, curves: dict, off: dict | None = None) -> str:
     """Left: loss curves on top of each other. Right: each minus the first one, enlarged.
 
+    Keys are flows, perhaps with more after a comma: "naive", "ours, BF16".
     off: the differences, where they were recorded with more digits than the curves.
     """
     left, right = axes
     first, *others = curves
     off = off or {name: np.subtract(curves[name], curves[first]) for name in others}
-    looks = ((INK, "-", 5), ("#d55e00", "--", 3), ("#0072b2", ":", 2.5))
-    for (name, values), (colour, dash, width) in zip(curves.items(), looks, strict=False):
-        left.plot(values, color=colour, ls=dash, lw=width, label=name)
-        if name != first:
-            right.plot(off[name], color=colour, ls=dash, lw=1.8, label=name)
-    left.set(xlabel="step", ylabel="loss (nats a character)", title="Loss")
-    right.set(xlabel="step", title=f"Loss minus that of {first}")
+    widths = {"naive": 4.5, "SDPA": 2.5, "notebook": 3, "ours": 1.3}
+    for name, values in curves.items():
+        style, label = _curve(name)
+        look = dict(color=style.colour, ls=style.dash)
+        width = widths[name.split(",")[0]]
+        if name == first:
+            left.plot(values, color=SOFT, lw=7, label=label)
+        else:
+            left.plot(values, **look, lw=width, label=label)
+            right.plot(off[name], **look, lw=1.8)
+    left.set(xlabel="step", ylabel="loss (nats per character)", title="Loss")
+    right.set(xlabel="step", title=f"Loss minus that of {_curve(first)[1]}")
     for ax in axes:
-        ax.legend()
         ax.grid(True)
-    far = "; ".join(f"{name} by {np.abs(off[name]).max():.1g} at most" for name in others)
+    left.legend()
+    far = "; ".join(
+        f"{_curve(name)[1]} by {np.abs(off[name]).max():.1g} at most" for name in others
+    )
     start, end = curves[first][0], curves[first][-1]
-    return f"The loss falls from {start:.2f} to {end:.2f}. From {first} differ: {far}."
+    return f"The loss falls from {start:.2f} to {end:.2f}. From {_curve(first)[1]} differ: {far}."
+
+
+def _curve(name):
+    """The style of a curve and its label: "ours, BF16" → "library kernels, BF16"."""
+    flow, comma, rest = name.partition(",")
+    return STYLES[flow], STYLES[flow].label + comma + rest
 
 
 def training(axes, points, capacity: int = GPUS["H200"].hbm_bytes) -> str:
-    """Recorded: peak memory of a training step and tokens a second, against N."""
+    """Recorded: peak memory of a training step and tokens per second, against N."""
     memory, speed = axes
     said = []
-    for flow, style in STYLES.items():
-        done = [p for p in points if p["flow"] == flow and "peak_bytes" in p]
-        lost = [p["n"] for p in points if p["flow"] == flow and p.get("out_of_memory")]
+    for style, mine in _flows(points):
+        done = [p for p in mine if "peak_bytes" in p]
+        lost = [p["n"] for p in mine if p.get("out_of_memory")]
         n = [p["n"] for p in done]
         memory.plot(n, [p["peak_bytes"] / 1e9 for p in done], label=style.label, **style.line)
         speed.plot(n, [p["tokens_per_second"] / 1e3 for p in done], label=style.label, **style.line)
@@ -335,10 +380,54 @@ def training(axes, points, capacity: int = GPUS["H200"].hbm_bytes) -> str:
     memory.axhline(capacity / 1e9, color=ACCENT, ls="--", lw=1.5)
     memory.set(ylim=(0, 1.4 * capacity / 1e9), ylabel="GB", title="Peak memory of a step")
     speed.set_ylim(bottom=0)
-    speed.set(ylabel="thousand tokens a second", title="Speed")
+    speed.set(ylabel="thousand tokens per second", title="Speed")
     for ax in axes:
         _n_axis(ax, points)
+    memory.legend(loc="center left")
     return f"Training against N. {'; '.join(said)}."
+
+
+def training_table(points) -> Table:
+    """Peak memory of a training step and tokens per second, against N."""
+    by = {(p["flow"], p["n"]): p for p in points}
+    flows = [flow for flow in STYLES if any(flow == f for f, _ in by)]
+    held = [flow for flow in flows if flow in ("naive", "notebook")]
+    rows = []
+    for n in sorted({n for _, n in by}):
+        done = {f: by[f, n] for f in flows if "peak_bytes" in by.get((f, n), ())}
+        memory = [decimal(done[f]["peak_bytes"]) if f in done else "out of memory" for f in held]
+        speed = [f"{done[f]['tokens_per_second']:,.0f}" if f in done else "–" for f in flows]
+        rows.append((f"{n:,}", *memory, *speed))
+    heads = [f"{STYLES[f].label}, peak" for f in held]
+    return Table(("N", *heads, *(f"{STYLES[f].label}, tokens/s" for f in flows)), rows)
+
+
+def layer_table(points, n: int, heads: int = 16, d: int = 128) -> Table:
+    """One attention layer at one N: what is kept, times, FLOP/s of the backward pass as five products."""
+    flops = cost.attention(n, d, flow="flash", heads=heads, backward=True).flops
+    rows = []
+    for style, mine in _flows(points):
+        p = next(p for p in mine if p["n"] == n)
+        rate = f"{flops / p['backward'] / 1e12:.0f}"
+        times = seconds(p["forward"]), seconds(p["backward"])
+        rows.append((style.label, decimal(p["kept_bytes"]), *times, rate))
+    return Table(("attention", "kept", "forward", "backward", "backward, TFLOP/s"), rows)
+
+
+def waits(points, n: int) -> Table:
+    """A training step at one N: until Python has queued it, and the GPU's own work."""
+    rows = [
+        (
+            style.label,
+            seconds(p["host_seconds"]),
+            seconds(p["gpu_seconds"]),
+            f"{p['tokens_per_second']:,.0f}",
+        )
+        for style, mine in _flows(points)
+        for p in mine
+        if p["n"] == n and "host_seconds" in p
+    ]
+    return Table(("attention", "Python queues it in", "the GPU works for", "tokens/s"), rows)
 
 
 def _out_of_memory(ax, n, y):
@@ -355,7 +444,6 @@ def _n_axis(ax, points):
     ax.minorticks_off()
     ax.set(xlabel="N", xlim=(n[0] / 1.2, 1.2 * n[-1]))
     ax.grid(True)
-    ax.legend(loc="best")
 
 
 def _log_ticks(ax, unit):

@@ -1,4 +1,4 @@
-"""Exercises of notebook 07: the softmax backward, D, tiles of dS and dQ, shared heads, the bargain."""
+"""Exercises of notebook 07: products and softmax backward, D, a tile of dS, dQ by tiles, the bargain."""
 
 import numpy as np
 
@@ -94,7 +94,8 @@ delta_why = Question(
 )
 lse_ratio = Question(
     "P against L",
-    task="N = 8,192. A row of P takes 2 bytes a number, L takes 4 bytes a row. How many times smaller is "
+    minutes=1,
+    task="N = 8,192. A row of P takes 2 bytes per number, L takes 4 bytes per row. How many times smaller is "
     "L?",
     answer=4096,
     wrong={
@@ -165,79 +166,54 @@ owner = Question(
     "shared memory cells (atomics), or parts are stored and summed later, or a second kernel with the "
     "loops swapped owns dQ.",
 )
-atomics = Question(
-    "What atomics cost",
-    difficulty=2,
-    task="All programs add their part of dQ with atomic additions. The result is right. What is lost?",
-    choices={
-        "a": "the last bits may differ from run to run",
-        "b": "some parts may be overwritten",
-        "c": "nothing: addition is commutative",
-        "d": "the gradient is biased towards the last program",
-    },
-    answer="a",
-    wrong={
-        "b": "That is what atomic prevents: each addition is done whole.",
-        "c": "Commutative, a + b = b + a, holds in floating point. (a + b) + c = a + (b + c) does not.",
-        "d": "Rounding depends on the order, but has no favourite.",
-    },
-    explanation="Programs finish in an order that nobody fixes, and floating-point sums depend on their "
-    "order. Besides, the parts must be FP32, and they cross to memory once a tile.",
-)
-group = Question(
-    "Who shares this head?",
-    difficulty=2,
-    task="32 query heads, 8 K/V heads, numbered from 0. Which query heads add to dK of K/V head 3?",
-    choices={
-        "a": "3, 11, 19 and 27",
-        "b": "12, 13, 14 and 15",
-        "c": "3 alone",
-        "d": "all 32",
-    },
-    answer="b",
-    wrong={
-        "a": "That is h % 8. Neighbours share a head: query head h reads K/V head h // 4.",
-        "c": "Then three quarters of the gradient are lost: four query heads read this head.",
-        "d": "A query head reads one K/V head only.",
-    },
-    explanation="h // 4 = 3 for h = 12, 13, 14, 15. A number that is used four times gets the sum of four "
-    "gradients.",
-)
-second = Question(
-    "A gradient of a gradient",
-    difficulty=3,
-    task="A loss contains the size of a gradient (a gradient penalty), so it must be differentiated "
-    "twice. A hand-written backward returns plain numbers, with no graph behind them. What would happen "
-    "without a check?",
-    choices={
-        "a": "PyTorch derives the second derivative by itself",
-        "b": "the penalty counts as a constant: it trains nothing, and nobody is told",
-        "c": "the training stops with an error",
-        "d": "the first gradients become wrong",
-    },
-    answer="b",
-    wrong={
-        "a": "Only through operations that autograd has recorded. A kernel is none of them.",
-        "c": "That is what we want, and what has to be written.",
-        "d": "They stay right. It is what stands on them that breaks.",
-    },
-    explanation="That is the worst kind of fault. So the first gradients carry a node whose only task is to "
-    "refuse.",
-)
-training_p = Question(
-    "P in training",
-    difficulty=2,
-    minutes=3,
-    task="8 layers, 8 heads, N = 16,384, 2 sequences in a batch, P in BF16: how many GB (10⁹) does naive "
-    "attention keep for P?",
-    answer=8 * 8 * 2 * 16384**2 * 2 / 1e9,
-    unit="GB",
-    wrong={
-        4.295: "That is one layer... of one sequence: 8 heads. There are 8 layers and 2 sequences.",
-        8.59: "That is one layer.",
-        0.537: "That is one head.",
-    },
-    explanation="16,384² · 2 bytes = 0.537 GB a head, times 8 heads, 8 layers, 2 sequences = 68.7 GB.",
+# --- through a product ------------------------------------------------------------------------
+
+
+def back_to_p(v, do):
+    """dP of O = P V: v (N_kv, d), do (N, d) → (N, N_kv)."""
+    return do @ v.T
+
+
+def _values(rng):
+    for n, n_kv, d in ((4, 4, 4), (3, 6, 2), (6, 3, 5), (1, 4, 3)):
+        yield rng.standard_normal((n_kv, d)) + 1, rng.standard_normal((n, d)) + 1
+
+
+back_to_p = Exercise(
+    "Back to P",
+    difficulty=1,
+    minutes=4,
+    task="O = P V. Write back_to_p(v, do): v (N_kv, d) and do (N, d), the gradient of O. Return dP, shape "
+    "(N, N_kv), as one matrix product.",
+    answer=back_to_p,
+    cases=_values,
+    hints=(
+        "A nudge to P_ij moves O_ic by V_jc, in every column c.",
+        "So dP_ij is the sum over c of dO_ic V_jc: row i of dO times row j of V.",
+    ),
+    wrong=[
+        (
+            lambda v, do: v @ do.T,
+            "Turned over: dP has the shape of P, a row per query and a column per key.",
+        ),
+        (
+            lambda v, do: do @ v,
+            "This sums over the columns of dO and the *rows* of V. Both sums run over c: turn V over.",
+        ),
+        (lambda v, do: do.T @ v, "This sums over queries. A nudge to P_ij reaches query i only."),
+        (
+            lambda v, do: do[:, None] * v,
+            "The moves in the columns stand side by side. The loss feels their sum: add over c.",
+        ),
+        (
+            lambda v, do: do.sum(1)[:, None] * v.sum(1),
+            "A product of two sums. It is the sum of products: multiply column by column first.",
+        ),
+        (
+            lambda v, do: do @ v.T / v.shape[1],
+            "The mean over the columns. Each column counts in full.",
+        ),
+    ],
 )
 
 # --- by hand ----------------------------------------------------------------------------------
@@ -344,62 +320,6 @@ softmax_backward = Exercise(
         (
             lambda p, dp: p * ((p * dp).sum(-1, keepdims=True) - dp),
             "The sign is turned round.",
-        ),
-    ],
-)
-
-# --- D ----------------------------------------------------------------------------------------
-
-
-def row_delta(o, do):
-    """D = rowsum(dO ∘ O) in FP32: o, do (..., N, d) in FP16 → (..., N)."""
-    return (o.astype(np.float32) * do.astype(np.float32)).sum(-1)
-
-
-def _outputs(rng):
-    for shape, scale in (((5, 8), 1), ((2, 3, 6, 16), 1), ((4, 64), 300), ((3, 2000), 1)):
-        o, do = rng.standard_normal((2, *shape)) * scale + 1
-        yield o.astype(np.float16), do.astype(np.float16)
-
-
-delta = Exercise(
-    "D, in the right precision",
-    difficulty=2,
-    minutes=6,
-    task="Write my_delta(o, do): o and do are FP16, shape (..., N, d). Return D, shape (..., N), in FP32, "
-    "correct to FP32's precision, also where the products do not fit into FP16.",
-    answer=row_delta,
-    cases=_outputs,
-    reference=lambda o, do: (o.astype(float) * do.astype(float)).sum(-1),
-    rtol=1e-5,
-    hints=(
-        "Multiply number by number, and sum along the last axis.",
-        "FP16 ends at 65,504. When must the numbers become FP32?",
-    ),
-    wrong=[
-        (
-            lambda o, do: (o * do).sum(-1).astype(np.float32),
-            "Products and sum are in FP16, and only the result is turned: turn o and do first.",
-        ),
-        (
-            lambda o, do: (o * do).sum(-1, dtype=np.float32),
-            "The sum is in FP32, the products are not: turn o and do before they are multiplied.",
-        ),
-        (
-            lambda o, do: row_delta(o, do)[..., None],
-            "The last axis is to go: one number a row, shape (..., N).",
-        ),
-        (
-            lambda o, do: (o.astype(np.float32) * do.astype(np.float32)).sum(-2),
-            "The sum runs over the rows. D belongs to a row, so it sums over d.",
-        ),
-        (
-            lambda o, do: (o.astype(np.float32) * do.astype(np.float32)).mean(-1),
-            "The mean instead of the sum: it is d times too small.",
-        ),
-        (
-            lambda o, do: (do.astype(np.float32) ** 2).sum(-1),
-            "O is not used: D is the product of dO and O.",
         ),
     ],
 )
@@ -639,7 +559,7 @@ def _whole(q, k, v, do, lse, delta, *_):
 tiled_dq = Exercise(
     "dQ, tile by tile",
     difficulty=4,
-    minutes=20,
+    minutes=15,
     task="Write tiled_dq(q, k, v, do, lse, delta, block_q, block_kv, hbm) with q and do (N, d), k and v "
     "(N_kv, d), lse and delta (N,), scale 1/√d. Take tiles with hbm.load(name, tile), names Q, dO, K, V, "
     "lse, D; give back dQ with hbm.store('dQ', dq[rows], value), and return dq. lse and D are FP32: load "
@@ -720,59 +640,6 @@ tiled_dq = Exercise(
         (
             _whole,
             "The numbers are right, but nothing went through hbm, and S was made whole: take tiles.",
-        ),
-    ],
-)
-
-# --- shared heads -----------------------------------------------------------------------------
-
-
-def sum_over_group(dk, kv_heads):
-    """dK of shared heads: dk (B, H, N, d), one a query head → (B, kv_heads, N, d)."""
-    b, heads, n, d = dk.shape
-    return dk.reshape(b, kv_heads, heads // kv_heads, n, d).sum(2)
-
-
-def _heads(rng):
-    for b, heads, kv_heads, n in ((2, 4, 2, 3), (1, 6, 2, 5), (3, 8, 4, 2), (2, 6, 3, 4)):
-        yield rng.standard_normal((b, heads, n, 4)) + 1, kv_heads
-
-
-sum_over_group = Exercise(
-    "The gradient of a shared head",
-    difficulty=2,
-    minutes=8,
-    task="H query heads share kv_heads K/V heads: query head h reads K/V head h // (H / kv_heads). Write "
-    "sum_over_group(dk, kv_heads): dk (B, H, N, d) has what each query head gives, return dK, shape "
-    "(B, kv_heads, N, d).",
-    answer=sum_over_group,
-    cases=_heads,
-    hints=(
-        "A number that is used several times gets the sum of the gradients of its uses.",
-        "Neighbours share: heads 0, 1, … H / kv_heads − 1 belong to K/V head 0.",
-        "reshape(B, kv_heads, group, N, d) puts the group on an axis of its own.",
-    ),
-    wrong=[
-        (
-            lambda dk, h: dk.reshape(len(dk), h, -1, *dk.shape[2:]).mean(2),
-            "The mean instead of the sum: the gradient of a shared head is as large as all of its uses.",
-        ),
-        (
-            lambda dk, h: dk.reshape(len(dk), -1, h, *dk.shape[2:]).sum(1),
-            "The heads are dealt like cards: h % kv_heads. Neighbours share a head: h // group.",
-        ),
-        (
-            lambda dk, h: dk[:, :: dk.shape[1] // h],
-            "Only the first query head of each group counts. The others read the same keys.",
-        ),
-        (lambda dk, h: dk[:, :h], "The first heads were kept and all others dropped."),
-        (
-            lambda dk, h: np.repeat(dk.sum(1, keepdims=True), h, 1),
-            "Every K/V head gets the sum over all query heads, not over its own group.",
-        ),
-        (
-            lambda dk, h: dk.reshape(len(dk), h, -1, *dk.shape[2:]).max(2),
-            "The largest of the group was taken. Gradients of several uses add up.",
         ),
     ],
 )

@@ -59,18 +59,18 @@ def _attend(flow):
     }[flow]
 
 
-def _model(flow, n):
+def _model(attend, n):
     from course import train
 
     text, characters = train.load_text()
-    model = train.Transformer(_attend(flow), characters=len(characters), n=n, **SHAPE)
+    model = train.Transformer(attend, characters=len(characters), n=n, **SHAPE)
     return model.cuda(), text, characters
 
 
 def _curve(flow, dtype):
     from course import train
 
-    model, text, characters = _model(flow, CURVE["n"])
+    model, text, characters = _model(_attend(flow), CURVE["n"])
     batches = train.windows(text, CURVE["n"], CURVE["batch"])
     half = dtype == "bf16"
     losses = train.train(model, batches, CURVE["steps"], half=half, lr=5e-4)
@@ -80,8 +80,10 @@ def _curve(flow, dtype):
     return {"flow": flow, "dtype": dtype, "loss": losses}, said
 
 
-def point(flow, n):
+def point(flow, n, attend=None):
     """One training step at length N: bytes kept and at the peak, its times; or no memory.
+
+    attend: what to call, if it is not the course's own of this flow.
 
     host_seconds well below gpu_seconds: the GPU always has work. Above: it waits for Python.
     """
@@ -91,7 +93,7 @@ def point(flow, n):
 
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()  # by others, such as the buffer that flushes the L2
-    model, text, _ = _model(flow, n)
+    model, text, _ = _model(attend or _attend(flow), n)
     batches = train.windows(text, n, TOKENS // n)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4)
     times, result = [], {"flow": flow, "n": n}
