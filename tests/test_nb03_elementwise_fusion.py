@@ -273,7 +273,6 @@ def test_case_d13_every_cell_runs_without_triton_and_without_a_compiler(tmp_path
     missing = [line for line in done.stdout.splitlines() if "Triton has no wheel" in line]
     assert len(missing) >= 5 and len(set(missing)) == 1
     assert "attention recognised: 1" in done.stdout  # a kernel that is there needs no compiler
-    assert "added to the figures: 0" in done.stdout
 
 
 def test_without_triton_a_launch_says_so_in_one_line():
