@@ -287,7 +287,7 @@ def test_d15_nan_is_not_right(nb):
     import torch
 
     (source,) = (source for source in SOURCES if "def allowed" in source)
-    assert "right &= mine <= allowed(*qkv, theirs)" in source
+    assert "right &= got <= allowed(*qkv, theirs)" in source
     nan = float("nan")
     for dtype, small, large in ((torch.float16, 4e-4, 6e-4), (torch.float32, 5e-8, 1e-7)):
         zeros, fours = (
