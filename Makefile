@@ -45,8 +45,9 @@ processors: env  ## the tests that multiply matrices, summed as on other process
 	  OPENBLAS_VERBOSE=2 $(BIN)/python -c 'import numpy' && $(PYTEST) -q $(PRODUCTS) || exit 1; \
 	done
 
-notebooks: env  ## run every notebook, store its outputs, make its JSON canonical
+notebooks: env  ## run every notebook, store its outputs, make its JSON canonical; write the glossary
 	$(BIN)/python tools/notebooks.py notebooks/*.ipynb
+	$(BIN)/python -m course.glossary
 
 figures: env  ## draw figures/*.svg again
 	$(BIN)/python -m course.draw
