@@ -3,6 +3,7 @@
 import base64
 import importlib
 import io
+import math
 import os
 import pathlib
 import re
@@ -48,6 +49,23 @@ def draw(fig, data):
 
 def describe(data):
     return f"Power {data['power']}, <{data['kind']}>."
+
+
+def changing(fig, data):
+    ax = fig.subplots()
+    ax.set(xlim=(0, 10), ylim=(0, 1))
+    bars = ax.bar(range(10), 0.5)
+    tick = ax.axvline(5)
+
+    def move(data):
+        for i, bar in enumerate(bars):
+            bar.set_height(1 if i < data["power"] else 0.5)
+        if data["power"] < 5:
+            return [*bars]
+        tick.set_xdata([data["power"]] * 2)
+        return [*bars, tick]
+
+    return move
 
 
 def toy(draw=draw, compute=compute, play=None, ends=(), **initial):
@@ -104,31 +122,38 @@ def test_against_matplotlibs_own_draw():
     assert differs.mean() < 0.01
 
 
-def test_artists_may_come_and_go():
-    def changing(fig, data):
-        ax = fig.subplots()
-        ax.set(xlim=(0, 10), ylim=(0, 1))
-        bars = ax.bar(range(10), 0.5)
-        tick = ax.axvline(5)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1), (7, 5), (64, 300)])
+def test_the_quick_png_holds_the_same_pixels(shape):
+    rng = np.random.default_rng(0)
+    for rgba in (rng.integers(0, 256, (*shape, 4), np.uint8), np.full((*shape, 4), 255, np.uint8)):
+        image = Image.open(io.BytesIO(mechanism._quick_png(rgba)))
+        image.load()
+        assert image.mode == "RGBA" and (np.asarray(image) == rgba).all()
 
-        def move(data):
-            for i, bar in enumerate(bars):
-                bar.set_height(1 if i < data["power"] else 0.5)
-            if data["power"] < 5:
-                return [*bars]
-            tick.set_xdata([data["power"]] * 2)
-            return [*bars, tick]
 
-        return move
-
-    e = toy(changing)
-    for power in (8, 3):
+@pytest.mark.parametrize(
+    ("ratio", "drawn"), [(0.5, 1), (1, 1), (1.25, 1.25), (1.5, 1.5), (2, 2), (3, 2), (math.inf, 2)]
+)
+def test_a_picture_has_the_pixels_of_the_screen_up_to_two_for_one(ratio, drawn):
+    e = toy()
+    e.picture.ratio = ratio
+    assert pixels(e.picture.png).shape == (300 * drawn, 400 * drawn, 3)
+    for power in (3, 9):  # and stays so
         e.controls["power"].value = power
-    file = io.BytesIO()
-    e.figure.savefig(
-        file, dpi=100
-    )  # matplotlib's own: has the bars, and the line where it was left
-    assert (np.abs(pixels(e.png()) - pixels(file.getvalue())).max(axis=-1) > 32).mean() < 0.01
+        fresh = toy(power=power)
+        fresh.picture.ratio = ratio
+        assert e.picture.png == fresh.picture.png
+    assert e.picture.width == 400
+
+
+def test_artists_may_come_and_go():
+    e = toy(changing)
+    for power, ratio in [(8, 1), (3, 1), (3, 2), (8, 2), (8, 1)]:
+        e.controls["power"].value, e.picture.ratio = power, ratio
+        # matplotlib's own has the bars, and the line where it was left
+        file = io.BytesIO()
+        e.figure.savefig(file, dpi=100 * ratio)
+        assert (np.abs(pixels(e.png()) - pixels(file.getvalue())).max(axis=-1) > 32).mean() < 0.01
 
 
 def test_axes_may_change_their_limits_when_they_are_returned_too():

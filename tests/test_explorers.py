@@ -248,6 +248,20 @@ def test_the_picture_is_matplotlibs_own(name):
     assert differs.mean() < 0.005
 
 
+def test_a_sharper_picture_is_the_same_picture(name):
+    """Drawn for a sharp screen, moved there, and looked at from twice as far."""
+    explorer, plain = build(name), build(name)
+    explorer.picture.ratio = 2
+    for values in some(corners(explorer), 2):
+        move_to(explorer, values)
+        move_to(plain, values)
+        near, far = Image.open(io.BytesIO(explorer.png())), Image.open(io.BytesIO(plain.png()))
+        assert near.size == (2 * far.width, 2 * far.height)
+        blurred = (np.asarray(near.reduce(16)).astype(int), np.asarray(far.reduce(8)).astype(int))
+        assert np.abs(blurred[0] - blurred[1]).max() < 100, values
+        assert np.abs(blurred[0] - blurred[1]).mean() < 2, values
+
+
 def test_texts_are_legible_and_apart_at_first(name):
     explorer = build(name)
     seen = [*texts(explorer.figure), *tick_labels(explorer.figure)]
