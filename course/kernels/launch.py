@@ -13,6 +13,8 @@ def forward(q, k, v, *, causal, scale, keep_rest=False, tile=None):
     """(o, o_rest, m, 1/l) for checked, non-empty q, k, v and scale > 0.
 
     o_rest, what rounding took from o, is None unless asked for: FP32 has none worth keeping.
+    Without it the error of dQ grows with the steepness of the softmax, in FP16 up to a hundredfold:
+    notebook 08 has the table.
     """
     q, k, v = (aligned(x) for x in (q, k, v))
     o = empty_aligned(q.shape, q)
