@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import itertools
+import json
 import math
 import numbers
 import pathlib
@@ -25,6 +26,7 @@ from course.explore.explorer import positions
 
 CORNERS = 32  # drawn at most, of all combinations of the controls' ends; a fixed choice of them
 MECHANISM = {"__init__", "__main__", "explorer"}
+NOTEBOOKS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 # Settings that show what a broken rule does, NaN and overflow included.
 BROKEN_ON_PURPOSE = {"online": lambda values: values["rule"] != "right"}
 
@@ -272,3 +274,27 @@ def test_texts_are_legible_and_apart_at_first(name):
 
 def test_the_first_picture_is_small_enough_to_store(name):
     assert len(build(name).still()) < 150_000
+
+
+# --- in the notebooks -------------------------------------------------------------------------
+
+
+def explorer_cells():
+    """The first code cell of each notebook, and each of its cells that shows an explorer."""
+    for path in NOTEBOOKS:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        first, *others = (cell for cell in cells if cell["cell_type"] == "code")
+        for cell in others:
+            if "explore." in "".join(cell["source"]):
+                yield pytest.param(first, cell, id=f"{path.stem}: {cell['id']}")
+
+
+@pytest.mark.parametrize(("first", "cell"), [*explorer_cells()])
+def test_after_a_restart_two_cells_move_the_picture_as_its_words_say(first, cell):
+    namespace = {}
+    exec("".join(first["source"]), namespace)
+    explorer = eval("".join(cell["source"]), namespace)
+    assert isinstance(explorer, explore.Explorer)
+    explorer.close()
+    stored = "".join(cell["outputs"][0]["data"]["text/html"])
+    assert "To move it, run the first code cell, then this one." in stored
