@@ -405,6 +405,120 @@ def _size(**itemsize):
     return number
 
 
+LAYOUTS, WAYS = ("ring", "zigzag"), ("ring", "gather", "heads")
+
+
+def shards(n: int, processes: int, layout: str = "ring") -> list[tuple[range, ...]]:
+    """The rows of n that each process holds, in chunks: the last ones are shorter, or empty.
+
+    "ring": process i holds chunk i of W. "zigzag": of 2W chunks it holds i and 2W − 1 − i, an early
+    and a late one, so that all have equally much to do where a query sees only earlier keys.
+    """
+    n, w = whole(n=n, processes=processes)
+    whole(1, processes=w)
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {shown(layout)}; it must be one of {', '.join(LAYOUTS)}.")
+    count = w if layout == "ring" else 2 * w
+    size = _blocks(n, count)
+    chunks = [range(min(i * size, n), min((i + 1) * size, n)) for i in range(count)]
+    if layout == "ring":
+        return [(chunk,) for chunk in chunks]
+    return [(chunks[i], chunks[-1 - i]) for i in range(w)]
+
+
+def ring_pairs(n: int, processes: int, layout: str = "ring", *, causal: bool) -> list[list[int]]:
+    """[step][process]: the (query, key) pairs that a process looks at in each step around the ring.
+
+    In step s process i meets the keys of process i − s.
+    """
+    plan = shards(n, processes, layout)
+    (causal,) = true_or_false(causal=causal)
+    return [
+        [_pairs(plan[i], plan[i - step], causal) for i in range(len(plan))]
+        for step in range(len(plan))
+    ]
+
+
+def ring_idle(n: int, processes: int, layout: str = "ring", *, causal: bool) -> float:
+    """The share of their time that the processes wait for the slowest of each step, wire aside."""
+    steps = ring_pairs(n, processes, layout, causal=causal)
+    spent = processes * sum(map(max, steps))
+    return 1 - sum(map(sum, steps)) / spent if spent else 0.0
+
+
+def _pairs(queries, keys, causal):
+    return sum(
+        visible_pairs(len(a), len(b), causal and a == b)
+        for a in queries
+        for b in keys
+        if not causal or b.start <= a.start
+    )
+
+
+def ring(
+    n: int,
+    d: int,
+    *,
+    processes: int,
+    rank: int = 0,
+    way: str = "ring",
+    layout: str = "ring",
+    heads: int = 1,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    causal: bool = False,
+    backward: bool = False,
+    itemsize: int = 2,
+) -> Cost:
+    """What one of the processes that share n rows computes, receives (read) and sends (written).
+
+    Bytes are those on the wire. way: "ring", K and V go round in W − 1 exchanges; backward they do
+    so again, and dK and dV, in FP32 at least, in W. "gather", each process sends its K and V to all
+    others, and backward gets back what these add to dK and dV. "heads", Q, K and V are swapped from
+    rows to heads and O back, without lse; backward the same with gradients. FLOPs as `attention` with
+    flow="ideal": 2 matrix products, backward 5.
+    """
+    plan = shards(n, processes, layout)
+    kv_heads = heads if kv_heads is None else kv_heads
+    n, batch = whole(n=n, batch=batch)
+    d, heads, kv_heads, itemsize = whole(1, d=d, heads=heads, kv_heads=kv_heads, itemsize=itemsize)
+    causal, backward = true_or_false(causal=causal, backward=backward)
+    w, (rank,) = len(plan), whole(rank=rank)
+    if rank >= w:
+        raise ValueError(f"rank is {rank}; the {w} processes are counted from 0.")
+    if heads % kv_heads:
+        raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}).")
+    if way not in WAYS:
+        raise ValueError(f"way is {shown(way)}; it must be one of {', '.join(WAYS)}.")
+    if way == "heads" and (heads % w or kv_heads % w):
+        raise ValueError(f"{heads} heads and {kv_heads} K/V heads do not divide among {w}.")
+    rows = [sum(map(len, chunks)) for chunks in plan]
+    row = 2 * kv_heads * d * itemsize  # K and V of a row
+    own, other = rows[rank], n - rows[rank]
+    if way == "ring":
+        sent, received = (n - rows[(rank + 1) % w]) * row, other * row
+        if backward and w > 1:
+            gradients = n * 2 * kv_heads * d * max(itemsize, STATISTIC_BYTES)
+            sent, received = sent + gradients, received + gradients
+    elif way == "gather":
+        sent, received = (w - 1) * own * row, other * row
+        if backward:
+            sent, received = received, sent
+    else:
+        # own rows of the others' heads leave and others' rows of own heads come; O goes the other way
+        out, back = (heads + 2 * kv_heads) * d * itemsize // w, heads * d * itemsize // w
+        if backward:
+            out, back = back, out
+        away = (w - 1) * own
+        sent, received = away * out + other * back, other * out + away * back
+    products = 5 if backward else 2
+    if way == "heads":
+        pairs = visible_pairs(n, n, causal) * heads // w
+    else:
+        pairs = sum(step[rank] for step in ring_pairs(n, w, layout, causal=causal)) * heads
+    return batch * Cost(products * 2 * d * pairs, received, sent)
+
+
 def decode_step(
     *,
     weight_bytes: int,

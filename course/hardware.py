@@ -182,6 +182,35 @@ LADDER: tuple[Level, ...] = (
 """The levels of an H100 SXM and what lies beyond the card."""
 
 
+@dataclass(frozen=True)
+class Link:
+    """A way for bytes between GPUs. bandwidth: bytes/s of one GPU in one direction."""
+
+    name: str
+    bandwidth: float
+    source: str
+
+
+def _link(name, both_ways, source):
+    return Link(name, both_ways / 2, f"{source}; makers print both directions together")
+
+
+LINKS = Fixed({
+    link.name: link
+    for link in (
+        _link("NVLink 5", 1.8e12, "NVIDIA HGX B200 data sheet: 1.8 TB/s a GPU"),
+        _link("NVLink 4", 900e9, "NVIDIA H100 data sheet: 900 GB/s a GPU"),
+        _link("NVLink 3", 600e9, "NVIDIA A100 data sheet: 600 GB/s a GPU"),
+        Link("PCIe 5.0 ×16", 64e9, "32 GT/s × 16 lanes / 8, one direction, before encoding"),
+        Link("PCIe 4.0 ×16", 32e9, "16 GT/s × 16 lanes / 8, one direction, before encoding"),
+        Link("InfiniBand NDR", 50e9, "400 Gbit/s a port, one direction (InfiniBand roadmap, NDR ×4)"),
+        Link("Ethernet 100", 12.5e9, "100 Gbit/s by its name (IEEE 802.3), before headers"),
+        Link("Ethernet 10", 1.25e9, "10 Gbit/s by its name (IEEE 802.3), before headers"),
+    )
+})  # fmt: skip
+"""Links between GPUs, by name: inside a computer, and between computers (one port a GPU)."""
+
+
 @cache
 def this_machine() -> Gpu:
     """The processor that is here, measured now: its GPU where there is one, otherwise its CPU.

@@ -10,12 +10,21 @@ from math import isfinite
 from numbers import Real
 
 from course.cost import Cost, shown
-from course.hardware import LEAST_RATE, Gpu
+from course.hardware import LEAST_RATE, Gpu, Link
 
 
 def ridge(gpu: Gpu, dtype: str = "fp16") -> float:
     """The intensity, in FLOP/byte, at which memory and arithmetic take equally long."""
     return _gpu(gpu).peak_for(dtype) / gpu.bandwidth
+
+
+def link_ridge(gpu: Gpu, link: Link, dtype: str = "fp16") -> float:
+    """FLOPs that a GPU does in the time one byte takes on the link: what each byte has to pay for."""
+    if not isinstance(link, Link):
+        raise ValueError(
+            f"A link is an entry of LINKS, such as LINKS['NVLink 4'], not {shown(link)}."
+        )
+    return _gpu(gpu).peak_for(dtype) / link.bandwidth
 
 
 def attainable(intensity: float, gpu: Gpu, dtype: str = "fp16") -> float:
