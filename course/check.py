@@ -116,6 +116,7 @@ PAGES = {
         "kernels",
         "speed, and a long training run",
     ),
+    "10 Serving, and the phone": ("sliders; a loop that writes", "kernels", "speed of decode"),
 }
 
 

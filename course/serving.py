@@ -147,6 +147,17 @@ def prefill(
     return cost.Cost(ceil(flops), read, model.cache_bytes(tokens))
 
 
+def together(model: Model, *costs: cost.Cost, form: str = "bf16") -> cost.Cost:
+    """Steps and chunks of prompts of a dense model done at once: its weights are read once for all."""
+    if model.experts > 1:
+        raise ValueError(
+            f"{model.name} reads other experts for other tokens: this adds dense models."
+        )
+    again = (len(costs) - 1) * weight_bytes(model, form)
+    every = sum(costs[1:], costs[0])
+    return cost.Cost(every.flops, every.read - again, every.written)
+
+
 def _pairs(tokens, window=None):
     """How many keys the tokens of a prompt see together, themselves included."""
     near = min(tokens, window or tokens)

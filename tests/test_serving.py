@@ -16,6 +16,7 @@ from course.serving import (
     memory,
     prefill,
     step,
+    together,
     tokens_per_second,
     weight_bytes,
 )
@@ -167,3 +168,13 @@ def test_refused_in_one_line(call, message):
     with pytest.raises((ValueError, KeyError), match=message) as refusal:
         call()
     assert "\n" not in str(refusal.value)
+
+
+def test_a_chunk_taken_along_reads_no_weights_of_its_own():
+    alone, chunk = step(ROUND, batch=8, context=4096), prefill(ROUND, 256)
+    both = together(ROUND, alone, chunk)
+    assert both.flops == alone.flops + chunk.flops and both.written == chunk.written
+    assert both.read == 16 * 10**9 + 8 * GiB // 2
+    assert together(ROUND, alone) == alone
+    with pytest.raises(ValueError, match="dense"):
+        together(SPARSE[0], alone, chunk)
