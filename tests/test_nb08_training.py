@@ -203,6 +203,78 @@ def test_what_rounding_took_from_o(nb):
     assert kept < 1e-3 and without > 50 * kept and without < 2 * plain
 
 
+# --- the checks -------------------------------------------------------------------------------
+
+MY_OWN = """
+from course.kernels import tl, triton
+
+
+@triton.jit
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, scale, n, n_kv, d,
+    causal: tl.constexpr, block_q: tl.constexpr, block_kv: tl.constexpr, block_d: tl.constexpr,
+):
+    heads = tl.num_programs(0) // tl.cdiv(n, block_q)
+    head, first = tl.program_id(0) % heads, tl.program_id(0) // heads * block_q
+    row, column = first + tl.arange(0, block_q), tl.arange(0, block_d)
+    inside = (row[:, None] < n) & (column[None, :] < d)
+    at = head * n * d + row[:, None] * d + column[None, :]
+    q = tl.load(q_ptr + at, mask=inside, other=0)
+    do = tl.load(do_ptr + at, mask=inside, other=0)
+    lse = tl.load(lse_ptr + head * n + row, mask=row < n, other=0)
+    delta = tl.load(delta_ptr + head * n + row, mask=row < n, other=0)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    dq = tl.zeros([block_q, block_d], tl.float32)
+    for start in range(0, n_kv, block_kv):
+        key = start + tl.arange(0, block_kv)
+        exist = (key[:, None] < n_kv) & (column[None, :] < d)
+        there = head * n_kv * d + key[:, None] * d + column[None, :]
+        k = tl.load(k_ptr + there, mask=exist, other=0)
+        v = tl.load(v_ptr + there, mask=exist, other=0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
+        s = tl.where(key[None, :] < n_kv, s, float("-inf"))
+        if causal:
+            s = tl.where(key[None, :] - row[:, None] <= n_kv - n, s, float("-inf"))
+        p = tl.exp2(s - lse[:, None] * 1.4426950408889634)
+        dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+        ds = (p * (dp - delta[:, None])).to(k.dtype)
+        dq = tl.dot(ds, k, dq, input_precision="ieee")
+    tl.store(dq_ptr + at, (dq * scale).to(q.dtype), mask=inside)
+"""
+
+
+@triton
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (None, None),  # no helper of the page, heads side by side, base 2, the sum inside tl.dot
+        (("* scale).to(q.dtype), mask", "* scale).to(q.dtype) + tl.load(dq_ptr + at), mask"), ""),
+        (
+            ("dq = tl.zeros", "tl.store(q_ptr + at, do, mask=inside)\n    dq = tl.zeros"),
+            "its inputs",
+        ),
+        (("(row[:, None] < n) &", "(head * n + row[:, None] < heads * n) &"), "two programs write"),
+        (("lse[:, None] * 1.4426950408889634", "lse[:, None]"), ""),
+        (("tl.where(lse ==", "tl.where(lse <"), "not finite"),
+        ((").to(k.dtype)", ")"), "one type"),
+    ],
+    ids=["right", "adds", "overwrites", "next head", "base", "no key", "type"],
+)
+def test_a_kernel_written_without_the_course(change, says, tmp_path):
+    text = MY_OWN
+    if change:
+        assert text.count(change[0]) == 1
+        text = text.replace(*change)
+    path = tmp_path / "own.py"  # Triton reads the file
+    path.write_text(text, encoding="utf-8")
+    names = {"__name__": "own"}
+    exec(compile(text, path, "exec"), names)
+    status, said = ex.dq.verdict(names["dq_kernel"], 3)
+    assert status == ("right" if says is None else "wrong") and (says or "") in " ".join(
+        said.split()
+    )
+
+
 # --- training ---------------------------------------------------------------------------------
 
 
