@@ -657,6 +657,14 @@ def test_without_triton_a_block_that_needs_it_ends_in_one_line():  # D13
     assert lines[1:7] == ["before", lines[0]] * 3 and lines[7:] == [lines[0], "None cpu"]
 
 
+def test_without_triton_a_block_may_import_what_launches():
+    lines = python(
+        NO_WHEEL + "sys.modules['triton'] = None\n"
+        "with k.needed:\n    from course.kernels import launch\n    print('after')\n"
+    )
+    assert lines == [lines[0]] * 2 and "no wheel" in lines[0]
+
+
 def test_with_triton_a_block_that_needs_it_hides_nothing():
     with pytest.raises(RuntimeError, match="a fault"), kernels.needed:
         raise RuntimeError("a fault")

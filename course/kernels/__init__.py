@@ -30,9 +30,10 @@ class _Needed(contextlib.ContextDecorator):
         pass
 
     def __exit__(self, kind, error, trace):
-        if kind is NoTriton:
-            print(error)
-        return kind is NoTriton
+        not_found = isinstance(error, ImportError) and (error.name or "").startswith("triton")
+        if kind is NoTriton or not_found:
+            print(reason)
+        return kind is NoTriton or not_found
 
 
 def _set_up():
