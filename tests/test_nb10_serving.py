@@ -100,7 +100,7 @@ def test_with_and_without_a_cache_the_text_is_the_same():
         ("formats-computed", " 571 tokens/s"),
         ("formats-computed", "  57 tokens/s"),
         ("formats-computed", "0.516 bytes per weight"),
-        ("decode", "7 pieces: off by less than 1e-5: True"),
+        ("decode", "pieces: 7, off by less than 1e-5: True"),
         ("loop-run", "the same text: True"),
     ],
 )
@@ -111,7 +111,7 @@ def test_stored_results(id, words):
 def test_the_cache_of_the_text():
     assert LLAMA.cache_bytes(1) == 131_072 and LLAMA.cache_bytes(8192) == GiB
     assert 64 * LLAMA.cache_bytes(8192) == 64 * GiB
-    for words in ("131,072 bytes per token", "1 GiB at 8,192 tokens", "64 GiB"):
+    for words in ("131,072 bytes per token", "1 GiB (1.07 GB) at 8,192 tokens", "64 GiB"):
         assert words in PROSE
     v3 = serving.MODELS["DeepSeek-V3"]
     assert sum(v3.latent) == 576 and "576 numbers" in PROSE
@@ -249,4 +249,6 @@ def test_caches_and_sources():
 
 
 def test_no_number_of_a_phone_is_invented():  # FACTS 11
-    assert not re.search(r"\d", "".join(CELLS["phone"]["source"]).replace("4 bits", ""))
+    assert not re.search(
+        r"\d", "".join(CELLS["phone"]["source"]).replace("4 bits", "").replace("T4", "")
+    )
