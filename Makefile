@@ -8,10 +8,10 @@ WORKERS ?= 2
 PYTEST   = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
   --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg
 
-.PHONY: help env lab test processors notebooks figures slides gpu bench
+.PHONY: help env lab test processors notebooks figures slides gpu gpu-ring bench
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
 env: .venv/installed  ## create .venv and install the course with its pins (the first step of all others)
 
@@ -66,3 +66,6 @@ gpu:  ## on a machine with a CUDA GPU: test the kernels there and record the mea
 	  $$($(PYTHON) -c 'import xdist; print("-n", 12)' 2>/dev/null)
 	$(PYTHON) -m pytest tests/gpu/test_measure_gpu.py
 	$(PYTHON) -m course.records
+
+gpu-ring:  ## on a machine with several CUDA GPUs: the ring of notebook 11 on all of them
+	$(PYTHON) -m course.ring

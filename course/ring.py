@@ -207,8 +207,12 @@ def _exp(x):
     return torch.exp(x.masked_fill(x.isnan(), -math.inf))
 
 
-def _tile(q, k, v, causal, scale):
-    """(o, lse) of one tile; lse in FP64, as a large one in FP32 would blur the weights of a merge."""
+def tile(q, k, v, causal=False, scale=None):
+    """(o, lse) of one tile, as `attention` of these alone: what `merge` joins.
+
+    lse is FP64, as a large one in FP32 would blur the weights of a merge.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if _fast(q):
         o, lse = kernels.attention(q, k, v, causal=causal, scale=scale, return_lse=True)
         return o.to(lse.dtype), lse.double()
@@ -221,8 +225,8 @@ def _tile(q, k, v, causal, scale):
     return p @ _for_each_query_head(v, q) / l.masked_fill(l == 0, 1), lse[..., 0]
 
 
-def _tile_backward(q, k, v, lse, do, delta, causal, scale):
-    """What one tile adds to dq, dk and dv. lse and delta = rowsum(dO ∘ O) are those of whole rows."""
+def tile_backward(q, k, v, lse, do, delta, causal, scale):
+    """What one tile adds to dq, dk and dv, (B, H, n, d) and twice (B, H_kv, …). lse and delta = rowsum(dO ∘ O) are those of whole rows."""
     if _fast(q):
         return _kernel_backward(q, k, v, lse, do, delta, causal, scale)
     q, k, v, do = (x.to(delta.dtype) for x in (q, k, v, do))
@@ -304,7 +308,7 @@ class _Ring(torch.autograd.Function):
             coming = _hand_on(wire, held, plan[source - 1]) if step < wire.size - 1 else None
             with wire.noted("tile"):
                 for rows, columns, diagonal in _tiles(plan[wire.rank], plan[source], causal):
-                    part = _tile(q[:, :, rows], *held[:, :, :, columns], diagonal, scale)
+                    part = tile(q[:, :, rows], *held[:, :, :, columns], diagonal, scale)
                     joined = merge(o[:, :, rows], lse[:, :, rows], *part)
                     o[:, :, rows], lse[:, :, rows] = joined
             if coming:
@@ -326,7 +330,7 @@ class _Ring(torch.autograd.Function):
             with wire.noted("tile"):
                 for rows, columns, diagonal in _tiles(plan[wire.rank], plan[source], causal):
                     at_home = (x[:, :, rows] for x in (lse, do, delta))
-                    part = _tile_backward(
+                    part = tile_backward(
                         q[:, :, rows], *held[:, :, :, columns], *at_home, diagonal, scale
                     )
                     dq[:, :, rows] += part[0]
@@ -726,3 +730,69 @@ def _answer(folder, job, rank, answer):
     part = Path(folder) / f"{job}-{rank}.part"
     part.write_bytes(pickle.dumps(answer))
     part.rename(Path(folder) / f"{job}-{rank}")
+
+
+# --- several GPUs -----------------------------------------------------------------------------
+
+
+def _gpu_seconds(shape, causal, layout, way, backward, repeats=10):
+    """Seconds of one pass over (B, H, N, d) in BF16, after three to warm up."""
+    q, k, v = (shard(x, layout=layout) for x in torch.randn(3, *shape, dtype=torch.bfloat16))
+    q, k, v = (x.cuda().requires_grad_(backward) for x in (q, k, v))
+    for call in range(3 + repeats):
+        if call == 3:
+            torch.cuda.synchronize()
+            dist.barrier()
+            start = time.perf_counter()
+        o = attention(q, k, v, causal=causal, layout=layout, way=way)
+        if backward:
+            torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def _gpu_error(shape, causal, layout, way):
+    """The largest error of this share of o and dq, against FP64 in one process."""
+    torch.manual_seed(0)
+    wholes = torch.randn(4, *shape, dtype=torch.float64).cuda()
+    q, k, v = (x.requires_grad_() for x in wholes[:3].unbind())
+    exact = naive.attention(q, k, v, causal=causal)
+    exact = exact, *torch.autograd.grad(exact, (q, k, v), wholes[3])
+    mine = [shard(x, layout=layout).detach().bfloat16().requires_grad_() for x in (q, k, v)]
+    o = attention(*mine, causal=causal, layout=layout, way=way)
+    found = o, *torch.autograd.grad(o, mine, shard(wholes[3], layout=layout).bfloat16())
+    return max(
+        (a - shard(b, layout=layout)).abs().max().item() for a, b in zip(found, exact, strict=True)
+    )
+
+
+def _main():
+    """All ways on all GPUs of this computer: errors, times, and the share of the ideal."""
+    size = torch.cuda.device_count()
+    if size < 2:
+        print(
+            f"This needs two GPUs or more, and there are {size}: notebook 11 runs on CPU processes."
+        )
+        return
+    shape = (1, 32, 8192 * size, 128)
+    ways = [("ring", "ring"), ("zigzag", "ring"), ("zigzag", "gather"), ("ring", "heads")]
+    with Team(1) as one:
+        (alone,) = one.run(_gpu_seconds, (1, 32, 8192, 128), True, "ring", "ring", False)
+    ideal = alone * size  # N is W times as long: W² times the work, on W GPUs
+    print(f"{size} × {torch.cuda.get_device_name()}, causal, (B, H, N, d) = {shape}, BF16")
+    print(f"ideal, from {shape[2] // size:,} tokens on one GPU: {1e3 * ideal:.2f} ms")
+    with Team(size) as team:
+        for layout, way in ways:
+            error = max(team.run(_gpu_error, (1, 8, 128 * size, 128), True, layout, way))
+            ahead, both = (
+                max(team.run(_gpu_seconds, shape, True, layout, way, backward, timeout=300))
+                for backward in (False, True)
+            )
+            print(
+                f"{way}, {layout}: forward {1e3 * ahead:.2f} ms ({ideal / ahead:.0%} of the ideal), "
+                f"with backward {1e3 * both:.2f} ms, largest error {error:.2g}"
+            )
+
+
+if __name__ == "__main__":
+    _main()

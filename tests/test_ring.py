@@ -108,15 +108,15 @@ def test_a_row_whose_keys_here_all_score_minus_infinity():
     """A shard, or all of them, may hold nothing that a row sees: 0 and −∞, never NaN."""
     q = torch.ones(1, 1, 2, 4)
     k, v = torch.full((1, 1, 3, 4), -math.inf), torch.ones(1, 1, 3, 4)
-    nothing = ring._tile(q, k, v, False, 1.0)
+    nothing = ring.tile(q, k, v, False, 1.0)
     assert torch.equal(nothing[0], torch.zeros_like(q)) and (nothing[1] == -math.inf).all()
-    seen = ring._tile(q, torch.ones_like(k), v, False, 1.0)
+    seen = ring.tile(q, torch.ones_like(k), v, False, 1.0)
     for a, b in ((nothing, seen), (seen, nothing)):
         o, lse = ring.merge(*a, *b)
         assert torch.equal(o, seen[0]) and torch.equal(lse, seen[1])
     o, lse = ring.merge(*nothing, *nothing)
     assert torch.equal(o, nothing[0]) and (lse == -math.inf).all()
-    grads = ring._tile_backward(q, k, v, lse, torch.ones_like(q), torch.zeros_like(lse), False, 1.0)
+    grads = ring.tile_backward(q, k, v, lse, torch.ones_like(q), torch.zeros_like(lse), False, 1.0)
     assert not any(x.isnan().any() for x in grads[2:])
 
 
@@ -144,13 +144,13 @@ def test_the_kernels_tile_is_that_of_a_cpu(causal, monkeypatch):
     torch.manual_seed(0)
     q, do = torch.randn(2, 1, 4, 20, 16)
     k, v = torch.randn(2, 1, 2, 20, 16)
-    slow = ring._tile(q, k, v, causal, 0.25)
+    slow = ring.tile(q, k, v, causal, 0.25)
     lse = torch.logaddexp(slow[1], slow[1] + torch.randn(1, 4, 20))  # other keys exist
     delta = torch.randn(1, 4, 20)
-    slow += tuple(ring._tile_backward(q, k, v, lse, do, delta, causal, 0.25))
+    slow += tuple(ring.tile_backward(q, k, v, lse, do, delta, causal, 0.25))
     monkeypatch.setattr(ring, "_fast", lambda q: True)
-    fast = ring._tile(q, k, v, causal, 0.25)
-    fast += tuple(ring._tile_backward(q, k, v, lse, do, delta, causal, 0.25))
+    fast = ring.tile(q, k, v, causal, 0.25)
+    fast += tuple(ring.tile_backward(q, k, v, lse, do, delta, causal, 0.25))
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 

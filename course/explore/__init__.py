@@ -24,6 +24,8 @@ EXPLORERS = (  # the modules of this package that build an explorer, each by a f
     "forward_tiles",
     "backward",
     "serving",
+    "ring",
+    "diagnosis",
 )
 
 
