@@ -450,7 +450,7 @@ def key_to_picture(page, cell):
           }));
         }"""
     )
-    for press, key in enumerate(["ArrowRight", "ArrowLeft"] * 4):
+    for press, key in enumerate(["End", "Home"] * 4):  # a step may be too small to see
         page.keyboard.press(key)
         page.wait_for_function("n => window.keyTimes.length > n", arg=press, timeout=5000)
     return page.evaluate("window.keyTimes")
