@@ -260,9 +260,10 @@ def test_one_value_left_open_at_run_time():
         (lambda x: np.zeros_like(mean(x)), "numbers are off: 0"),  # D15 (i): scale 1e-6 is first
         (lambda x: mean(x) + 1e-3, "numbers are off"),
         (lambda x: np.where(mean(x) > 1e3, np.inf, mean(x)), "not finite: inf at [0, 0]"),
-        (lambda x: (mean(x), 1), "It gives float64"),
+        (lambda x: (mean(x), 1), "Value 1 of 2 is right: return it alone."),
+        (lambda x: (x, 1), "It gives float64"),
         (lambda x: 1 // 0, "stops with ZeroDivisionError"),
-        (lambda x: "a word", "shape is ()"),
+        (lambda x: "a word", "It is no array; it should be one of shape"),
         (3.0, "the function itself"),
     ],
 )
@@ -428,9 +429,9 @@ def test_a_notebook_cell_is_read_too():
         (50, "larger"),
         (1000, "smaller"),
         (-295.2, "larger"),
-        ("many", "one finite number, in FLOP/byte"),
-        (float("inf"), "one finite number"),
-        (None, "one finite number"),
+        ("many", "Answer with one number, in FLOP/byte, to three digits."),
+        (float("inf"), "Answer with one number"),
+        (None, "Answer with one number"),
     ],
 )
 def test_slips_in_a_number(guess, diagnosis):

@@ -57,23 +57,45 @@ def with_helpers(attempt) -> list:
 def still_open(attempt) -> str:
     """The line that is still `...`, in `attempt` or in a function of the same notebook it calls.
 
-    An Ellipsis inside square brackets, as in `x[..., None]` or `tuple[int, ...]`, is no stub.
+    A stub is a bare `...`: a statement, or what is assigned or returned, by itself or as one of
+    several. Anywhere else, as in `x[..., None]` or `np.einsum(p, [..., 0])`, it means something.
     """
     if attempt is ...:
         return "..."
     if isinstance(attempt, tuple | list):
         return next(filter(None, map(still_open, attempt)), "")
-    return next(filter(None, map(_open_line, with_helpers(attempt))), "")
+    return next((_line(f, node) for f in with_helpers(attempt) for node in _stubs(tree(f))), "")
 
 
-def _open_line(function):
-    nodes = list(ast.walk(tree(function)))
-    brackets = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
-    index = {id(node) for inside in brackets for node in ast.walk(inside)}
-    for node in nodes:
-        if isinstance(node, ast.Constant) and node.value is ... and id(node) not in index:
-            return source(function).splitlines()[node.lineno - 1].strip()
-    return ""
+def unfinished(error, attempt) -> str:
+    """The line with a `...` at which an attempt stopped; "" where it stopped at something else."""
+    if "llipsis" not in str(error):
+        return ""
+    return next((_line(f, n) for f in with_helpers(attempt) for n in _ellipses(tree(f))), "...")
+
+
+def _stubs(module):
+    for node in ast.walk(module):
+        if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return):
+            several = isinstance(node, ast.Return) or isinstance(
+                getattr(node, "targets", [None])[0], ast.Tuple
+            )
+            parts = (
+                node.value.elts if several and isinstance(node.value, ast.Tuple) else [node.value]
+            )
+            yield from (part for part in parts if _is_ellipsis(part))
+
+
+def _ellipses(module):
+    return [node for node in ast.walk(module) if _is_ellipsis(node)]
+
+
+def _is_ellipsis(node):
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _line(function, node):
+    return source(function).splitlines()[node.lineno - 1].strip()
 
 
 def failed_line(error: Exception, attempt) -> str:

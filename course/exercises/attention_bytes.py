@@ -92,7 +92,6 @@ passes = Question(
     task="Three kernels: S = QKᵀ, P = softmax(S), O = PV. Each reads its inputs from HBM and writes "
     "its output to HBM. How many times does an N×N matrix cross between HBM and the chip?",
     answer=4,
-    factor=1,
     wrong={
         2: "S and P are two matrices, but each crosses more than once: written, then read.",
         3: "One pass a kernel is too few: the softmax reads one N×N matrix and writes another.",
@@ -204,9 +203,8 @@ naive_8k = Question(
     difficulty=2,
     minutes=3,
     task="One head, N = 8,192, d = 128, BF16. How many MiB do the four passes over S and P move?",
-    answer=4 * 8192**2 * 2 / MiB,
+    answer=4 * 8192**2 * 2 // MiB,
     unit="MiB",
-    factor=1.001,
     wrong={
         128: "That is one pass. S is written and read, and so is P.",
         256: "Two passes: is each matrix both written and read?",
@@ -223,9 +221,8 @@ fused_8k = Question(
     "N = 8,192, fused",
     minutes=3,
     task="The same head, ideally fused: Q, K and V are read once, O is written once. How many MiB?",
-    answer=cost.attention(8192, 128, flow="flash").bytes / MiB,
+    answer=cost.attention(8192, 128, flow="flash").bytes // MiB,
     unit="MiB",
-    factor=1.001,
     wrong={
         6: "O is written as well: four operands.",
         2: "That is one operand. There are four.",
@@ -267,7 +264,6 @@ softmax_counted = Question(
     "three digits?",
     answer=(4 * 128 + 3) / (8 + 8 * 128 / 4096),
     unit="FLOP/byte",
-    factor=1.002,
     wrong={
         NAIVE.intensity: "That is without the 3N² of the softmax.",
         (4 * 128 + 3) / 8: "That is without the 8Nd bytes of Q, K, V and O.",
@@ -304,7 +300,6 @@ forward_flops = Question(
     "attention take?",
     answer=cost.attention(1024, 64, flow="flash", heads=16, batch=64).flops / 1e9,
     unit="GFLOP",
-    factor=1.01,
     wrong={
         137.4: "A multiply-add is two FLOP; or was only one of the two matmuls counted?",
         274.9 / 64: "That is one sequence of the batch.",

@@ -114,7 +114,6 @@ flops = Question(
     "again in one kernel: how many GFLOP in the matrix products?",
     answer=962.1,
     unit="GFLOP",
-    factor=1.005,
     wrong={
         824.6: "That is with P stored: 2 + 4 products. Computing S again is one more.",
         274.9: "That is the forward pass alone.",

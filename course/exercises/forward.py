@@ -26,7 +26,6 @@ programs = Question(
     "How many programs?",
     task="N = 4,096 queries, 16 heads, and a program for each Q tile of 128 rows. How many programs?",
     answer=512,
-    factor=1.001,
     wrong={
         32: "That is one head. Every head has its own Q tiles.",
         16: "One per head would leave most SMs idle. Each Q tile has a program of its own.",
@@ -81,7 +80,6 @@ masked_tiles = Question(
     task="Causal, N = N_kv = 1,024, tiles of 64 × 64: 256 score tiles. How many must be computed *with* a "
     "mask?",
     answer=16,
-    factor=1.001,
     wrong={
         120: "120 are skipped, and as many are computed without a mask. Which ones are left?",
         136: "That is all tiles that are computed. Most of them lie wholly below the diagonal.",
@@ -99,7 +97,6 @@ base = Question(
     task="A kernel that works with exp2 ends a row with m = 8, in base 2, and ℓ = 4. What is the natural "
     "lse?",
     answer=10 * math.log(2),
-    factor=1.005,
     wrong={
         10: "That is lse in base 2: m + log₂ ℓ. A factor is missing.",
         8 + math.log(4): "m is in base 2 and must be turned too, not only the logarithm of ℓ.",
@@ -137,7 +134,6 @@ shared = Question(
     "while the other is used. How many KiB of shared memory?",
     answer=96,
     unit="KiB",
-    factor=1.001,
     wrong={
         64: "That is one stage: Q, one K and one V.",
         128: "Q is loaded once and stays. Only K and V have two slots.",
@@ -155,7 +151,6 @@ blocks = Question(
     task="A block has 4 warps and 255 registers per thread. An SM has 65,536 registers. How many blocks fit, "
     "as far as registers go?",
     answer=2,
-    factor=1.001,
     wrong={
         64: "That is 65,536 / (255 · 4). A warp has 32 threads: 4 warps are 128, each with 255 registers.",
         8: "That is warps: 65,536 / (255 · 32) = 8. A block has four.",
@@ -571,9 +566,13 @@ ROOM = 16_384  # as far as a tile without a mask may reach: the interpreter writ
 class NoFill(Exception):
     """A masked load without `other`: the interpreter takes 0, a GPU whatever is there."""
 
+    one_cause = True  # whichever load it is
+
 
 class NoPrecision(Exception):
     """A dot that may round FP32 to TF32: the interpreter never does, a GPU does."""
+
+    one_cause = True
 
 
 def _same_on_a_gpu(kernel):

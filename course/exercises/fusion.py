@@ -31,7 +31,6 @@ exact_trips = Question(
     task="Now exactly: the residual is a second tensor, read from HBM. Bias, GELU, dropout (mask from a "
     "seed), residual. How many times fewer bytes does one kernel move?",
     answer=3,
-    factor=1.01,
     wrong={
         4: "That is the simple count. The residual kernel reads two tensors: 6n bytes, not 4n.",
         4.5: "18n bytes to 4n? The fused kernel must read the residual too.",
@@ -63,7 +62,6 @@ programs = Question(
     "How many programs?",
     task="A vector of 1,000,000 elements, blocks of 1,024. How many programs cover it?",
     answer=977,
-    factor=1.0001,
     wrong={
         976: "976 · 1,024 = 999,424: the last 576 elements are left out. Round up.",
         1024: "That is the size of a block, not the number of blocks.",

@@ -330,8 +330,6 @@ matmul_turns = Question(
     task="A square FP16 matmul n × n × n has intensity n / 3. From which n on is it compute-bound "
     "on an H100, whose ridge is 295.3?",
     answer=3 * model.ridge(H100),
-    unit="",
-    factor=1.01,
     wrong={
         model.ridge(H100): "Intensity is n / 3, not n.",
         model.ridge(H100) / 3: "n / 3 = 295: multiply, do not divide.",

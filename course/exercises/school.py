@@ -13,7 +13,6 @@ naive_crossings = Question(
     "Crossings, naive",
     task="A homework of four steps, each a kernel of its own. How many crossings does each page make?",
     answer=8,
-    factor=1,
     wrong={
         4: "Each step crosses twice: the page comes, the answer goes back.",
         2: "That would do if nothing had to go back in between. Here every step goes back to the library.",
@@ -26,7 +25,6 @@ fused_crossings = Question(
     minutes=1,
     task="The same homework, all four steps in one kernel. How many crossings does each page make?",
     answer=2,
-    factor=1,
     wrong={
         1: "The answer must get back to the library too: somebody will ask for it there.",
         4: "Between the steps nothing leaves the classroom: the half-done pages stay on the shelf.",
@@ -68,7 +66,7 @@ dies_of_sram = Question(
     "A library of SRAM",
     task="An H100 has 80 billion transistors. To keep 80 GB in SRAM of six transistors a bit, how "
     "many chips of 80 billion would you need, for the bits alone?",
-    answer=80e9 * 8 * 6 / 80e9,
+    answer=8 * 6,
     unit="chips",
     wrong={
         6: "A byte has eight bits.",

@@ -101,7 +101,6 @@ worked_l = Question(
     minutes=3,
     task="After block 1 (scores 1, 3): m = 3, ℓ = 1.1353. What is ℓ after block 2 (scores 4, 2)?",
     answer=1.5530,
-    factor=1.005,
     wrong={
         2.2707: "Added without the correction: the 1.1353 of block 1 is measured from 3, not from 4.",
         4.2214: "The correction is upside down: e^(3 − 4), not e^(4 − 3).",
@@ -117,7 +116,6 @@ worked_output = Question(
     task="After block 1: o = 2.1353. Block 2 has scores 4, 2 and values 3, 4, and ℓ ends at 1.5530. "
     "What is the output?",
     answer=2.7861,
-    factor=1.005,
     wrong={
         4.3269: "This is o. The output is o divided by ℓ.",
         2.5: "o and ℓ were both added up without α.",
