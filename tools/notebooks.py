@@ -5,8 +5,8 @@
     python tools/notebooks.py --check notebooks/*.ipynb    # change nothing; one line a problem
     python tools/notebooks.py --force notebooks/06*.ipynb  # run it even if a GPU's outputs are kept
 
-A notebook whose metadata say {"course": {"stored_on": "NVIDIA H200"}} keeps the outputs it was
-given there, unless --force, which writes down the GPU of this machine instead, if it has one.
+A notebook whose first cell shows "... run on: NVIDIA H200" keeps the outputs it was given there,
+unless --force. Run on a machine without a GPU, that cell shows no such line.
 """
 
 import argparse
@@ -54,18 +54,18 @@ def run(nb, folder):
     return time.perf_counter() - start
 
 
-def gpu():
-    """The name of the GPU that PyTorch sees on this machine, or None."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+def stored_on(nb):
+    """The GPU that the first code cell says the notebook ran on, or None."""
+    first = next((cell for cell in nb["cells"] if cell["cell_type"] == "code"), {"outputs": []})
+    shown = "\n".join(text for output in first["outputs"] for text in _texts(output))
+    found = re.search(r"\brun on: (.+)", shown)
+    return found and found[1]
 
 
 def canonical(nb):
     """The one text of a notebook: what its author wrote and what its cells showed, no more."""
     nb = json.loads(nbformat.writes(nbformat.convert(nb, 4)))
-    kept = {"course": nb["metadata"]["course"]} if nb["metadata"].get("course") else {}
-    nb["metadata"] = {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}, **kept}
+    nb["metadata"] = {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
     nb["nbformat"], nb["nbformat_minor"] = 4, 5
     taken, count = set(), 0
     for cell in nb["cells"]:
@@ -302,17 +302,14 @@ def main(argv=None):
     parser.add_argument("notebooks", nargs="+", type=Path)
     parser.add_argument("--no-run", action="store_true", help="only make the JSON canonical")
     parser.add_argument("--check", action="store_true", help="change nothing, list the problems")
-    parser.add_argument(
-        "--force", action="store_true", help="run those stored on a GPU too, and note this one's"
-    )
+    parser.add_argument("--force", action="store_true", help="run those stored on a GPU too")
     args = parser.parse_args(argv)
     found = []
     for path in args.notebooks:
         if not args.check:
             nb = nbformat.read(path, 4)
-            stored_on = nb.metadata.get("course", {}).get("stored_on")
-            if stored_on and not args.force:
-                print(f"{path.name}: keeps its outputs from {stored_on}; --force runs it here")
+            if (device := stored_on(nb)) and not args.force:
+                print(f"{path.name}: keeps its outputs from {device}; --force runs it here")
             elif not args.no_run:
                 try:
                     print(f"{path.name}: {run(nb, path.parent):.1f} s", flush=True)
@@ -320,9 +317,6 @@ def main(argv=None):
                     print(error, file=sys.stderr)
                     found.append(f"{path.name}: stopped by {error.ename}: {error.evalue}")
                     continue
-                if args.force:
-                    here = gpu()
-                    nb.metadata["course"] = {"stored_on": here} if here else {}
             path.write_text(canonical(nb), encoding="utf-8")
         found += problems(path)
     print(*found, sep="\n", end="\n" if found else "")
