@@ -275,6 +275,15 @@ def test_a_kernel_written_without_the_course(change, says, tmp_path):
     )
 
 
+def test_a_check_stays_where_the_gpu_is(monkeypatch):
+    """A copy of a process cannot go on using CUDA: every kernel would be refused there."""
+    from course.exercises import _guard
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(_guard.os, "fork", lambda: pytest.fail("it forks"))
+    assert _guard.apart(lambda: 3) == 3
+
+
 # --- training ---------------------------------------------------------------------------------
 
 

@@ -91,9 +91,10 @@ def apart(function):
     """function(), run in a copy of this process, which it may crash: then Crashed is raised.
 
     Its result must be picklable; what it prints is printed here at its end. Where processes cannot
-    be copied (Windows) it runs here.
+    be copied (Windows), or a copy could not go on using the GPU, it runs here.
     """
-    if not hasattr(os, "fork"):
+    torch = sys.modules.get("torch")
+    if not hasattr(os, "fork") or (torch and torch.cuda.is_initialized()):
         return function()
     sys.stdout.flush()
     here, there = os.pipe()
