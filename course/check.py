@@ -117,6 +117,7 @@ PAGES = {
         "speed, and a long training run",
     ),
     "10 Serving, and the phone": ("sliders; a loop that writes", "kernels", "speed of decode"),
+    "11 Beyond one GPU": ("everything, on CPU processes", "", ""),
     "12 Field guide": ("everything", "", "the cases and their evidence"),
 }
 
