@@ -6,6 +6,7 @@ half of the measured time binds, since whatever else there is, is shorter.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
@@ -86,9 +87,8 @@ class Diagnosis:
             f"{resource} {told(t)} ({t / self.seconds:.0%})" for resource, t in self.needed.items()
         ]
         gain = f" Gains at most {self.gain:.2g} times." if self.gain else ""
-        return (
-            f"{told(self.seconds)} measured; at least: {', '.join(parts)}.\n"
-            f"It is {self.binds}. {self.first}{gain}"
+        return f"{told(self.seconds)} measured; at least: {', '.join(parts)}.\n" + textwrap.fill(
+            f"It is {self.binds}. {self.first}{gain}", 92
         )
 
 

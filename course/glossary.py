@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "glossary.md"
 
 SCHOOL, ROOFLINE, FUSION = "01_the_school", "02_roofline", "03_elementwise_fusion"
 BYTES, SOFTMAX, FORWARD = "04_attention_bytes", "05_online_softmax", "06_flash_forward"
-BACKWARD, TRAINING = "07_backward_counted", "08_training"
+BACKWARD, TRAINING, GUIDE = "07_backward_counted", "08_training", "12_field_guide"
 
 
 @dataclass(frozen=True)
@@ -495,6 +495,13 @@ TERMS = (
         "PyTorch's own attention, which calls the best library that it has.",
         TRAINING,
         "one-owner-one-order",
+    ),
+    # 12
+    Term(
+        "bank conflict",
+        "Two different words wanted from one of the 32 banks of shared memory: two turns.",
+        GUIDE,
+        "bank-conflicts",
     ),
 )
 

@@ -94,7 +94,7 @@ def test_the_gain_is_what_stays():
 def test_every_diagnosis_says_what_to_try():
     for took in (1e-9, 1e-5, 3e-4, 1.1e-3, 1):
         found = diagnosis.diagnose(cost.Cost(10**12, 10**9), took, H200)
-        assert found.binds in diagnosis.TRY and found.first in repr(found)
+        assert found.binds in diagnosis.TRY and found.first in repr(found).replace("\n", " ")
 
 
 @pytest.mark.parametrize("took", [0, -1, math.nan, math.inf, None, "1"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from course import banks
 from course.draw.static import static
 from course.draw.theme import ACCENT, FLOWS, GRID, INK, PAPER, SOFT
+from course.tables import Table
+from course.units import decimal
 
 ACCESSES = {  # title: the words that the 32 lanes of a warp ask for
     "column 5, rows of 32 words": banks.column(5),
@@ -33,6 +35,17 @@ def conflicts(axes) -> str:
 @static("bank_conflicts", size=(11, 4.2), panels=(1, 3))
 def _(axes):
     return conflicts(axes)
+
+
+def same_tile(section: dict) -> Table:
+    """What tiles of 128 × 128 at d = 128 take with four warps and with eight, from a tile sweep."""
+    rows = [
+        [p["num_warps"], p["registers"], p["spilled_bytes"], decimal(p["flops"], "FLOP/s")]
+        for p in section["points"]
+        if (p["kernel"], p["d"], p["causal"]) == ("forward", 128, False)
+        and (p["block_q"], p["block_kv"], p["num_stages"]) == (128, 128, 2)
+    ]
+    return Table(["warps", "registers", "bytes spilled per thread", "measured"], rows)
 
 
 # One step of the loop at d = 128 without a mask, in the order of the machine code. Compiled for
