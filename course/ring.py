@@ -92,7 +92,8 @@ class Wire:
 
     sent and received are bytes, exchanges counts how often. log holds (what, start, stop) in
     seconds of one clock for all processes of a machine: "wire" while bytes travel, "tile" while this
-    process computes, "wait" while it can only wait. With `bandwidth` in bytes/s a CPU's wire is
+    process computes, "wait" while it can only wait. work holds, for each step, how long
+    its tile kept a core busy. With `bandwidth` in bytes/s a CPU's wire is
     slowed to that speed, so that a small example shows what a slow link does.
     """
 
@@ -106,7 +107,7 @@ class Wire:
         self.next, self.previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         self.bandwidth, self._free = bandwidth, 0.0
         self.sent = self.received = self.exchanges = 0
-        self.log = []
+        self.log, self.work = [], []
 
     def exchange(self, outgoing: dict, incoming: dict) -> Arrival:
         """Start sending {process: tensor} and receiving into {process: tensor}; nothing waits.
@@ -134,9 +135,11 @@ class Wire:
     @contextlib.contextmanager
     def noted(self, what):
         """Note in the log how long this block took."""
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.thread_time()
         yield
         self.log.append((what, start, time.perf_counter()))
+        if what == "tile":
+            self.work.append(time.thread_time() - worked)
 
     def _broken(self, error):
         why = str(error).splitlines()[0]
@@ -176,6 +179,20 @@ class Arrival:
         except RuntimeError as error:
             raise self._wire._broken(error) from None
         return self._incoming
+
+
+def span(logs) -> float:
+    """Seconds from the first thing that the logs of all processes note to the last."""
+    return max(stop for log in logs for *_, stop in log) - min(x[1] for log in logs for x in log)
+
+
+def idle(works) -> float:
+    """The share of idle time where all processes wait for the slowest tile of each step.
+
+    works: for each process what `Wire.work` holds.
+    """
+    steps = list(zip(*works, strict=True))
+    return 1 - sum(map(sum, steps)) / (len(works) * sum(map(max, steps)))
 
 
 def _in_background(function) -> Future:
