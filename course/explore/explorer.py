@@ -233,7 +233,8 @@ class Explorer:
             self._shown_in[cell] = self
         words = f"{self.title}. {self.picture.caption}"
         display({"text/html": self.still(), "text/plain": words}, raw=True)
-        display({VIEW: self.box._repr_mimebundle_()[VIEW], "text/plain": ""}, raw=True)
+        view = {"model_id": self.box.model_id, "version_major": 2, "version_minor": 0}
+        display({VIEW: view, "text/plain": ""}, raw=True)
 
 
 def set_control(controls, name, value):
