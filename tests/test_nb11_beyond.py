@@ -1,7 +1,9 @@
 """Notebook 11: its loop is right for any number of processes, and its words hold."""
 
 import ast
+import importlib
 import json
+import linecache
 import re
 import types
 from pathlib import Path
@@ -33,7 +35,7 @@ def nb(tmp_path_factory):
     (folder / "notebook_11.py").write_text(head + code, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        yield __import__("notebook_11")
+        yield importlib.import_module("notebook_11")
 
 
 @pytest.mark.parametrize("size", (1, 3))
@@ -55,8 +57,6 @@ def test_a_cell_of_a_notebook_is_sent_by_its_source():
     """As JupyterLab has it: the module is __main__, and no other Python can import that."""
     scope = types.ModuleType("__main__").__dict__
     code = CODE["def-go-round"]
-    import linecache
-
     linecache.cache["<cell>"] = len(code), None, code.splitlines(True), "<cell>"
     exec(compile(code, "<cell>", "exec"), scope)
     module, name, source = ring._portable(scope["go_round"])

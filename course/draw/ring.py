@@ -21,7 +21,7 @@ def steps(axes, processes: int, n: int | None = None) -> str:
     for ax, layout in zip(axes, LAYOUTS, strict=True):
         table = ring_pairs(n, processes, layout, causal=True)
         full = (n / processes) ** 2
-        ax.set(xlim=(-0.5, processes - 0.5), ylim=(processes - 0.5, -0.5), xlabel="step")
+        ax.set(xlim=(-0.5, processes - 0.5), ylim=(processes - 0.5, -0.5))
         ax.set_xticks(range(processes))
         ax.set_yticks(range(processes), [f"process {i}" for i in range(processes)])
         ax.tick_params(length=0)
@@ -37,6 +37,7 @@ def steps(axes, processes: int, n: int | None = None) -> str:
                     ax.text(step + 0.21, i, f"{share:.1g}", ha="center", va="center")
         idle = ring_idle(n, processes, layout, causal=True)
         ax.set_title(f"{layout}: {idle:.0%} of the time idle")
+        ax.set_xlabel("step (a full box: every query here sees every key)")
         words.append(f"{layout} {idle:.0%}")
     return (
         f"For {processes} processes, in full tiles, the work of each in each step of a causal pass. "
