@@ -14,7 +14,8 @@ PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "glossary.md"
 
 SCHOOL, ROOFLINE, FUSION = "01_the_school", "02_roofline", "03_elementwise_fusion"
 BYTES, SOFTMAX, FORWARD = "04_attention_bytes", "05_online_softmax", "06_flash_forward"
-BACKWARD, TRAINING, GUIDE = "07_backward_counted", "08_training", "12_field_guide"
+BACKWARD, TRAINING = "07_backward_counted", "08_training"
+SERVING, GUIDE = "10_serving", "12_field_guide"
 
 
 @dataclass(frozen=True)
@@ -495,6 +496,26 @@ TERMS = (
         "PyTorch's own attention, which calls the best library that it has.",
         TRAINING,
         "one-owner-one-order",
+    ),
+    # 10
+    Term(
+        "prefill",
+        "The first pass of a model over a whole prompt: it works, where decode waits.",
+        SERVING,
+        "prefill",
+    ),
+    Term(
+        "KV cache",
+        "The keys and values of all tokens so far, kept so that nobody computes them again.",
+        SERVING,
+        "batching",
+    ),
+    Term(
+        "paging",
+        "A cache in small pages, found by a table, so that no room is reserved in vain.",
+        SERVING,
+        "pages",
+        sense="paging|paged",
     ),
     # 12
     Term(
