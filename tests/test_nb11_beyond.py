@@ -70,6 +70,8 @@ def test_a_million_tokens_do_not_fit():
     model = MODELS["Llama 3.1 8B"]
     assert model.cache_bytes(10**6) > GPUS["H100 SXM"].hbm_bytes
     assert (model.heads, model.kv_heads, model.head_dim) == (32, 8, 128)
+    layer = model.cache_bytes(10**6) / model.layers
+    assert f"{layer / 1e9:.1f} GB for a million tokens" == "4.1 GB for a million tokens" in PROSE
 
 
 def test_a_byte_pays_for_the_tokens_at_home():

@@ -37,7 +37,7 @@ def steps(axes, processes: int, n: int | None = None) -> str:
                     ax.text(step + 0.21, i, f"{share:.1g}", ha="center", va="center")
         idle = ring_idle(n, processes, layout, causal=True)
         ax.set_title(f"{layout}: {idle:.0%} of the time idle")
-        ax.set_xlabel("step (a full box: every query here sees every key)")
+        ax.set_xlabel("step (full box: all keys seen)")
         words.append(f"{layout} {idle:.0%}")
     return (
         f"For {processes} processes, in full tiles, the work of each in each step of a causal pass. "
