@@ -191,7 +191,10 @@ def test_every_tile_fits(shared_memory, itemsize, page):  # D11, D12
     for rows in (1, 8, 16, 40, 128, 1000):
         for d in (16, 64, 80, 128):
             tile, per_sm = split_kv.choose(rows, d, itemsize, shared_memory, page)
-            size = 1024 + (tile.block_q + 2 * tile.num_stages * tile.block_kv) * tiles.padded(d) * itemsize
+            size = (
+                1024
+                + (tile.block_q + 2 * tile.num_stages * tile.block_kv) * tiles.padded(d) * itemsize
+            )
             assert size <= shared_memory and tile.block_q >= 16 and tile.block_kv >= 16
             assert 1 <= per_sm <= 4
             assert page in (None, 16) or page % tile.block_kv == 0
