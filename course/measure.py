@@ -231,7 +231,7 @@ def dram_bytes(target, argument_lists, *, cold=False, timeout=240) -> list[list[
     command += [sys.executable, "-m", "course.measure", target, json.dumps(argument_lists)]
     root = str(Path(__file__).parent.parent)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=timeout, env=env)
     runs = _read_ncu(done.stdout)
     if done.returncode or len(runs) != len(argument_lists):
         said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
@@ -367,7 +367,7 @@ def _cores():
 
 def _cpu_name():
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
@@ -378,7 +378,9 @@ def cpu_caches() -> list[dict]:
     """Data caches of core 0, small to large: {"name", "capacity_bytes"}. Empty where not known."""
     caches = []
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = [(index / f).read_text().strip() for f in ("level", "type", "size")]
+        level, kind, size = [
+            (index / f).read_text(encoding="utf-8").strip() for f in ("level", "type", "size")
+        ]
         if kind != "Instruction":
             capacity = int(size[:-1]) * {"K": KIB, "M": MIB, "G": 2**30}[size[-1]]
             caches.append({"name": f"l{level}", "capacity_bytes": capacity})
