@@ -122,13 +122,24 @@ def test_imports_point_one_way():
     assert not wrong, wrong
 
 
-def test_what_a_module_imports_keeps_its_name():
+def modules(tree):
+    """The names under which a file has modules, imported at its top."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((a.asname or a.name).split(".")[0] for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("course"):
+            folder = ROOT / node.module.replace(".", "/")
+            for a in node.names:
+                if (folder / f"{a.name}.py").exists() or (folder / a.name).is_dir():
+                    yield a.asname or a.name
+
+
+def test_no_name_stands_for_a_module_and_for_something_else():
     """A parameter `cost` beside the module `cost` makes a reader look twice."""
     taken = []
     for path in sorted((ROOT / "course").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        names = {(a.asname or a.name).split(".")[0] for node in imports for a in node.names}
+        names = set(modules(tree))
         for node in ast.walk(tree):
             name = getattr(node, "arg", None) if isinstance(node, ast.arg) else None
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -14,7 +14,7 @@ import pytest
 
 from course import attention, cost, hardware, hbm, roofline, softmax
 from course.cost import Cost, Op
-from course.hardware import DTYPES, GPUS, Gpu
+from course.hardware import DTYPES, GPUS, LINKS, Gpu
 from course.hbm import Hbm
 from course.softmax import State
 
@@ -32,6 +32,7 @@ FLAG = ["False", "", 2, -1, None, [True], np.array([True, False])]
 GPU = ["H100 SXM", None, {"peak": 1}, type(H100)]
 COST = [5, None, (1, 2, 3)]
 DTYPE = ["fp4", "FP16", None, 16, ["fp16"]]
+LAYOUT = ["zigzags", "Ring", None, 3, ["ring"]]  # or a way
 RATE = [-1, 500, *NUMBER]  # 500: TFLOP/s, or GB/s
 ARRAY = [["a"], [1j], None, [[1, 2], [3]], object(), X.astype(str)]
 SCALE = [nan, inf, "0.5", "wide", 1j, [0.1, 0.2], np.complex64(1), np.array("0.5")]
@@ -64,6 +65,23 @@ CASES = {
             itemsize=[0.5, *BLOCK], block_q=[0, *LENGTH], block_kv=[0, *LENGTH],
         ),
     ),
+    cost.shards: (dict(n=8, processes=2), dict(n=SIZE, processes=BLOCK, layout=LAYOUT)),
+    cost.ring_pairs: (
+        dict(n=8, processes=2, causal=True),
+        dict(n=SIZE, processes=BLOCK, layout=LAYOUT, causal=FLAG),
+    ),
+    cost.ring_idle: (
+        dict(n=8, processes=2, causal=True),
+        dict(n=SIZE, processes=BLOCK, layout=LAYOUT, causal=FLAG),
+    ),
+    cost.ring: (
+        dict(n=8, d=4, processes=2, heads=4),
+        dict(
+            n=SIZE, d=BLOCK, processes=BLOCK, rank=[2, *SIZE], way=LAYOUT, layout=LAYOUT,
+            heads=[3.5, 0, "8"], kv_heads=[3, 0, "1"], batch=SIZE, causal=FLAG, backward=FLAG,
+            itemsize=[0.5, *BLOCK],
+        ),
+    ),
     cost.tile_bytes: (
         dict(block_q=1, block_kv=1, d=1),
         dict(block_q=SIZE, block_kv=SIZE, d=SIZE, itemsize=BLOCK),
@@ -92,6 +110,10 @@ CASES = {
     ),
     H100.peak_for: (dict(dtype="fp16"), dict(dtype=DTYPE)),
     roofline.ridge: (dict(gpu=H100), dict(gpu=GPU, dtype=DTYPE)),
+    roofline.link_ridge: (
+        dict(gpu=H100, link=LINKS["NVLink 4"]),
+        dict(gpu=GPU, link=["NVLink 4", None, 9e11, H100], dtype=DTYPE),
+    ),
     roofline.attainable: (
         dict(intensity=1, gpu=H100),
         dict(intensity=[-1, *NUMBER[:1], *NUMBER[2:]], gpu=GPU, dtype=DTYPE),  # inf: the peak
@@ -155,7 +177,7 @@ OURS = (
 )
 HELPERS = {  # what the functions above check their arguments with, or call once these are checked
     cost.whole, cost.true_or_false, cost.shown, softmax.weigh,
-    hardware.Fixed, hardware.Level, hardware.this_machine,  # take no figures from a reader
+    hardware.Fixed, hardware.Level, hardware.Link, hardware.this_machine,  # take no figures from a reader
     Hbm, State,
 }  # fmt: skip
 
@@ -227,7 +249,9 @@ def test_a_missing_key_is_answered_with_what_is_near(table, key, near):
     assert key not in table and table.get(key) is None
 
 
-@pytest.mark.parametrize("table", [GPUS, H100.peak, DTYPES], ids=["GPUS", "peak", "DTYPES"])
+@pytest.mark.parametrize(
+    "table", [GPUS, H100.peak, DTYPES, LINKS], ids=["GPUS", "peak", "DTYPES", "LINKS"]
+)
 def test_the_tables_cannot_be_edited(table):
     key, before = next(iter(table)), dict(table)
     for edit in (
