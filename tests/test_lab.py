@@ -348,7 +348,7 @@ def test_a_control_keeps_its_keys_and_shows_that_it_has_the_focus(lab, page, app
         for key, words in keys.items():
             page.keyboard.press(key)
             expect(caption).to_contain_text(words)
-        assert ring(control) == "3px solid, whole", name
+        wait_for(lambda c=control: ring(c) == "3px solid, whole", f"{name}: {ring(control)}", 5)
         for key in SHORTCUTS.split():
             page.keyboard.press(key)
         page.wait_for_timeout(100)

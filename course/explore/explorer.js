@@ -86,12 +86,13 @@ function followScreen(model) {
 // the widgets of a kernel that the reader restarts; this marks those of one that died or was shut
 // down. still.css hides what is so marked and shows the stored picture, which says what to do.
 function followKernel(model, box) {
-  const kernel = model.widget_manager?.kernel; // JupyterLab's and Notebook 7's; others have none
-  const mark = () => box?.classList.add("jupyter-widgets-disconnected");
+  const kernel = model.widget_manager?.kernel; // as in JupyterLab and Notebook 7
+  if (!box || !kernel?.statusChanged) return () => {};
+  const mark = () => box.classList.add("jupyter-widgets-disconnected");
   const look = (_kernel, status) => { if (/dead|restarting|terminating/.test(status)) mark(); };
-  kernel?.statusChanged.connect(look);
-  kernel?.disposed.connect(mark);
-  return () => { kernel?.statusChanged.disconnect(look); kernel?.disposed.disconnect(mark); };
+  kernel.statusChanged.connect(look);
+  kernel.disposed.connect(mark);
+  return () => { kernel.statusChanged.disconnect(look); kernel.disposed.disconnect(mark); };
 }
 
 const KEYED = "[role=slider], select, button, input, [contenteditable]";

@@ -51,6 +51,7 @@ A move redraws only the artists that `move` returns; all else stays as pixels. S
 - Build every artist in `draw`, also those that are hidden at first; show them with `set_visible`.
 - Fix the limits of the axes in `draw`. If they must change, return the `Axes` itself as well: right,
   but slow (some 30 ms).
+- Measure in points, inches or data, not in pixels: a sharp screen has twice as many.
 - What moves is painted after what does not. Return a legend or a label too if it must stay on top.
 - Use `fig.subplots_adjust`: tight and constrained layouts cost 100 ms, minor ticks on log axes 35.
 """
