@@ -202,9 +202,9 @@ def test_numbers_in_prose():
     naive = cost.attention(4096, 128, flow="naive")
     idle = 1 - roofline.compute_time(naive, H100) / roofline.memory_time(naive, H100)
     assert "four fifths of the time" in PROSE and idle == pytest.approx(0.8, abs=0.02)
-    held = [pictures.held(n, 128, flow="naive", heads=32) for n in (16384, 32768, 65536)]
+    held = [pictures.held(n, 128, flow="naive", heads=8) for n in (32768, 65536, 131072)]
     b200 = GPUS["B200"].hbm_bytes
-    assert "On an H100 at 32,768, on a B200 at 65,536" in PROSE
+    assert "On an H100 at 65,536, on a B200 at 131,072" in PROSE
     assert held[0] < H100.hbm_bytes < held[1] < b200 < held[2]
     assert "K and V are 2 MiB, and an SM has 228 KiB" in PROSE
     assert 2 * 4096 * 128 * 2 == 2 * MiB > H200.smem_per_sm == H100.smem_per_sm == 228 * 1024
