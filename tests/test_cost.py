@@ -143,6 +143,7 @@ def test_c15_add_relu_multiply():
     assert (apart.bytes, fused.bytes) == (800, 400)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([*OPS, Op(reads=3, stored=5), Op(flops=7)]), min_size=1, max_size=6),
     st.integers(0, 99),

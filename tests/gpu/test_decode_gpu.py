@@ -1,13 +1,18 @@
 """Decode on a GPU: right for every tile, split, page and type; captured by a CUDA graph."""
 
 import itertools
+from importlib.util import find_spec
 
 import pytest
 import torch
 
+if not torch.cuda.is_available() or find_spec("triton") is None:
+    pytest.skip("needs a CUDA GPU and Triton", allow_module_level=True)
+
 from course import kernels
 from course.kernels import naive, split_kv
 
+pytestmark = pytest.mark.gpu
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 

@@ -1,15 +1,21 @@
 """hopper_forward.py on a Hopper GPU: every schedule is right, for every shape that auto gives it."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
+
+if not torch.cuda.is_available() or find_spec("triton") is None:
+    pytest.skip("needs a CUDA GPU and Triton", allow_module_level=True)
 
 from course import kernels
 from course.kernels import auto, naive
 from course.records.hopper_forward import schedules
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU here"
-)
+if torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
 SHAPES = [  # batch, heads, K/V heads, queries, keys
     (2, 4, 4, 512, 512),
     (1, 4, 2, 300, 300),
