@@ -317,7 +317,7 @@ def test_numbers_in_the_prose_are_computed():
             "%", " %"
         ),
         f"With 16 bytes each, {ceil(rows)} rows",
-        f"{operations:.0f} operations per byte, {2 * operations:.0f} per number",
+        f"operations per second: {operations:.0f} per byte, {2 * operations:.0f} per number",
         f"the pages make {naive.crossings} crossings. How many, tiled?",
         f"takes {sram:.0%} of its transistors".replace("%", " %"),
         f"{h100.clock / 1e9} GHz",
