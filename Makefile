@@ -36,8 +36,8 @@ test: env  ## lint, every test, and every cell of every notebook
 # The order of a sum, and so its last digits, is the processor's choice: OpenBLAS, PyTorch and MKL
 # do here what they do on others. A core newer than this processor ends in an illegal instruction.
 CORES    := Haswell Zen Sandybridge
-PRODUCTS := $(addprefix tests/test_,softmax.py attention.py hbm.py elementwise.py kernels_attention.py \
-  exercises.py) $(wildcard tests/test_nb0[3-7]*.py notebooks/0[3-7]*.ipynb)
+PRODUCTS := $(addprefix tests/test_,softmax.py attention.py hbm.py elementwise.py ring.py \
+  exercises.py) $(wildcard tests/test_kernels_*.py tests/test_nb*.py notebooks/*.ipynb)
 
 processors: env  ## the tests that multiply matrices, summed as on other processors
 	@for core in $(CORES); do \

@@ -22,6 +22,7 @@ from course.exercises import forward as ex
 from course.hardware import GPUS, KiB
 from course.kernels.report import SM, occupancy
 from course.kernels.tiles import choose
+from tests import rounding
 from tests.notebook_code import definitions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,7 +164,7 @@ def test_the_librarys_kernel_is_equal_to_the_notebooks(nb, n, n_kv, d, causal):
         exact = naive.attention(*(x.double()[None] for x in (q, k, v)), causal=causal)[0]
         plain = naive.attention(q[None], k[None], v[None], causal=causal)[0]
         allowed = 2 * (plain - exact).abs().max() + torch.finfo(dtype).eps / 2 * exact.abs().max()
-        assert (o - exact).abs().max() <= allowed
+        assert (o - exact).abs().max() <= allowed + rounding.of_scores(q, k, v)
 
 
 def tree(source, name):
@@ -693,13 +694,14 @@ def test_every_rung_of_the_ladder_is_attention(causal):
 
     q, k, v = torch.randn(3, 2, 3, 128, 32, generator=torch.Generator().manual_seed(0)).half()
     exact = naive.attention(*(x.double() for x in (q, k, v)), causal=causal)
-    plain = (naive.attention(q, k, v, causal=causal) - exact).abs().max()
+    allowed = 2 * (naive.attention(q, k, v, causal=causal) - exact).abs().max()
+    allowed += torch.finfo(q.dtype).eps / 2 * exact.abs().max() + rounding.of_scores(q, k, v)
     rungs = forward_ladder.ladder(Tile(32, 64, 4, 1, maxnreg=168))
     assert list(rungs) == list(forward_ladder.RUNGS)
     for run, tile in rungs.values():
         o, rows = torch.empty_like(q), [launch.row_statistics(q) for _ in range(2)]
         run(q, k, v, o, rows, causal, tile)
-        assert (o - exact).abs().max() <= 2 * plain
+        assert (o - exact).abs().max() <= allowed
 
 
 def test_each_rung_of_the_ladder_changes_one_thing():
